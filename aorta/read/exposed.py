@@ -19,9 +19,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from aorta.read.frames import (
     NOWHERE,
@@ -73,18 +74,18 @@ def exposed_of(steps: Steps, collectives: Collectives, spans: Spans) -> tuple[Ex
     rows, flights = _flights(steps, collectives, order)
     region = np.array([*(regions[name.region] for name in spans.names), 0])[spans.name]
     computing, leaves = np.zeros(len(regions), np.int64), Counter[Leaf]()
-    pieces: list[tuple[Ints | Bools, ...]] = [(np.empty(0, np.int64),) * 7]
+    pieces: list[tuple[npt.NDArray[Any], ...]] = [(np.empty(0, np.int64),) * 7]
     for first in range(0, len(indices), BLOCK_STEPS):
         block = indices[first : first + BLOCK_STEPS]
         flight, in_flight = _in_steps(flights, block)
         span, inside = _in_steps(spans, block)
         length_ns = steps.length_ns[block]
-        columns, of_block = _pieces(length_ns, rows[flight], in_flight, inside, region[span], tuple(regions), computing)
-        leaves += of_block
-        pieces.append(columns)
+        of_block, rest = _pieces(length_ns, rows[flight], in_flight, inside, region[span], tuple(regions), computing)
+        pieces.append(of_block)
+        leaves += rest
     *columns, seen_exposed, seen_compute = (np.concatenate(parts) for parts in zip(*pieces, strict=True))
     names = [name for name in declared(Exposed) if name != "order"]
-    of_pieces = dict(zip(names, columns, strict=True))
+    of_pieces: dict[str, Any] = dict(zip(names, columns, strict=True))
     of_pieces["order"] = np.minimum(order[of_pieces["row"]], ORDER_LIMIT)
     exposed_ns, compute_ns = exposed_ns[indices], compute_ns[indices]
     return Exposed(**of_pieces, regions=tuple(regions)), ExposedSums(
@@ -243,7 +244,7 @@ def _pieces(
     region: Ints,
     regions: tuple[Region, ...],
     computing: Ints,
-) -> tuple[tuple[Ints | Bools, ...], Counter[Leaf]]:
+) -> tuple[tuple[npt.NDArray[Any], ...], Counter[Leaf]]:
     """Cut steps of these lengths.
 
     Args:

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any, Final, NamedTuple, Self, TypeAlias, get_args
 
 import numpy as np
@@ -62,10 +62,16 @@ def column(dtype: npt.DTypeLike, unit: str = "", **default: Any) -> Any:
     return field(metadata={"dtype": np.dtype(dtype), "unit": unit}, **default)
 
 
-@cache
+_DECLARED: Final[dict[type, dict[str, np.dtype[Any]]]] = {}
+
+
 def declared(frame: type[Frame]) -> dict[str, np.dtype[Any]]:
     """Return the declared columns of a type of frames: name -> dtype."""
-    return {field_.name: field_.metadata["dtype"] for field_ in fields(frame) if "dtype" in field_.metadata}
+    if frame not in _DECLARED:
+        _DECLARED[frame] = {
+            field_.name: field_.metadata["dtype"] for field_ in fields(frame) if "dtype" in field_.metadata
+        }
+    return _DECLARED[frame]
 
 
 @dataclass(frozen=True, kw_only=True)

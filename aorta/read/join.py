@@ -198,8 +198,8 @@ def join(parts: Iterable[RankTables], count: int) -> Frames:
         steps.add_rank(audited)
         rows.add(columns, len(tables.collectives))
         isolated.add_rank(tables.isolated)
-        nothing = {"steps": NO_STEPS, "collectives": NO_ROWS, "isolated": NO_STEPS, "exposed": None}
-        kept.append(replace(tables, **nothing, gaps=(*tables.gaps, *broken)))
+        tables = replace(tables, steps=NO_STEPS, collectives=NO_ROWS, isolated=NO_STEPS, exposed=None)
+        kept.append(replace(tables, gaps=(*tables.gaps, *broken)))
         edges.append((steps.length, rows.length, isolated.length))
         del tables, audited, columns  # before the next rank is read
     all_names, members = names.tables()

@@ -35,7 +35,6 @@ from aorta.read.frames import (
     Ints,
     Numbered,
     SpanRows,
-    Spans,
     Steps,
     metric_columns,
 )
@@ -287,7 +286,8 @@ class _Record:
         steps, offsets, counts = self.training.frame(self.reasons, self.coverages)
         read = self.training.length + self.baselines.length
         rows: npt.NDArray[np.int64] = np.concatenate(self.rows, axis=1)
-        spans = self.span_rows.frame(np.array(self.waits_known, bool)) if self.spans else None
+        waits_known = np.array(self.waits_known, bool)
+        spans = self.span_rows.frame(waits_known) if self.spans else None
         chosen = np.arange(len(steps))
         step = np.repeat(chosen, counts)
         if np.any(np.diff(steps.global_step) <= 0):
@@ -295,7 +295,10 @@ class _Record:
             starts = np.cumsum(counts) - counts
             step, index = ranges(starts[chosen], (starts + counts)[chosen])
             rows, steps = rows[:, index], steps.take(chosen)
-            spans = None if spans is None else _reordered(spans, chosen)
+            if spans is not None:
+                first, last = (np.searchsorted(spans.step, chosen, side=side) for side in ("left", "right"))
+                of_step, index = ranges(first, last)
+                spans = replace(spans.take(index), step=of_step, waits_known=waits_known[chosen])
         texts, name = problems.as_sentences(), self.path.name
         if footer is None:
             texts.append(no_footer(self.path))
@@ -332,17 +335,6 @@ class _Record:
             calibrations=tuple(self.calibrations),
             calibration_plan=self.header.calibration,
         )
-
-
-def _reordered(spans: Spans, chosen: Ints) -> Spans:
-    """Return the spans of some steps, in that order."""
-    assert spans.waits_known is not None
-    position = np.full(len(spans.waits_known), -1)
-    position[chosen] = np.arange(len(chosen))
-    moved = replace(spans, step=position[spans.step].astype(np.int32))
-    moved = moved.take(moved.step >= 0)
-    order = np.argsort(moved.step, kind="stable")
-    return replace(moved.take(order), waits_known=spans.waits_known[chosen])
 
 
 def _source(path: Path, header: Header, footer: Footer | None) -> Source:
