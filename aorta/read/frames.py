@@ -228,11 +228,9 @@ class Steps(Frame):
         """Return a metric or a loss; all NaN where no step has it. A kind that was never used is 0 where kinds are
         known; a metric that is made of others is computed.
         """
-        known = self.metrics.get(name)
-        if known is None:
-            known = self.losses.get(name)
-        if known is not None:
-            return known
+        for table in (self.metrics, self.losses):
+            if name in table:
+                return table[name]
         if (made := MADE_OF_OTHERS.get(name)) is not None and made.formula is not None:
             with np.errstate(divide="ignore", invalid="ignore"):
                 values = made.formula(*map(self.column, made.parts))

@@ -84,39 +84,24 @@ class StepIntervals:
 
 class Details(ABC):
     """The part of a rank that is too large to hold for all steps, and is read or computed on request. It can be
-    pickled. What a source does not have is empty.
+    pickled. What a source does not have is empty; what can no longer be read is an `InputError`.
     """
 
     @abstractmethod
     def step(self, index: int) -> StepIntervals:
-        """Return the step with this index in `Steps`.
-
-        Raises:
-            InputError: it can no longer be read.
-        """
+        """Return the step with this index in `Steps`."""
 
     @abstractmethod
     def spans(self, indices: npt.NDArray[np.intp]) -> Spans:
-        """Return what ran when in the steps with these indices in `Steps`; the frame counts steps from 0.
-
-        Raises:
-            InputError: they can no longer be read.
-        """
+        """Return what ran when in the steps with these indices in `Steps`; the frame counts steps from 0."""
 
     def device_samples(self) -> Iterator[tuple[DeviceSample, str | None]]:
-        """Yield samples of the device, each with the reason if it failed.
-
-        Raises:
-            InputError: they can no longer be read.
-        """
+        """Yield samples of the device, each with the reason if it failed."""
         return iter(())
 
     def user_ranges(self) -> Iterator[tuple[int, int, Sequence[UserRange]]]:
         """Yield the global step, its start and what the caller named there, of each step that has any; times of ranges
         count from that start.
-
-        Raises:
-            InputError: it can no longer be read.
         """
         return iter(())
 

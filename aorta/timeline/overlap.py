@@ -338,13 +338,15 @@ def measure_windows(
     if unknown := comm.keys() - set(KINDS):
         raise ValueError(f"unknown kinds of collective {sorted(unknown)}; the kinds are {', '.join(KINDS)}")
     refuse_inverted(*windows)
-    nothing = interval_array()
-    lanes = {COMPUTE: compute if stalls is None else subtract(compute, stalls), **comm}
+    nothing = waited = interval_array()
+    blocked = nothing if stalls is None else stalls
+    working = subtract(compute, blocked)
+    lanes = {COMPUTE: working, **comm}
     lanes[COPY] = nothing if copy is None else copy
-    lanes[AUX] = nothing if aux is None else aux if stalls is None else subtract(aux, stalls)
-    working = lanes[COMPUTE]
+    lanes[AUX] = nothing if aux is None else subtract(aux, blocked)
     if pipeline is not None and bubbles is not None:
-        lanes[BUBBLE] = subtract(intersect(bubbles, pipeline), working)
+        waited = intersect(bubbles, pipeline)
+        lanes[BUBBLE] = subtract(waited, working)
     unnamed = nothing if of_unknown_kind is None else of_unknown_kind
     communication = union([*comm.values(), unnamed])
 
@@ -372,8 +374,6 @@ def measure_windows(
     kinds = {kind: (total(lane), total(intersect(lane, working))) for kind, lane in comm.items()}
     bounds: list[dict[str, Bounds]] = [{} for _ in windows.start]
     if certain is not None and any(certain.bounded):
-        waited = nothing if pipeline is None or bubbles is None else intersect(bubbles, pipeline)
-        blocked = nothing if stalls is None else stalls
         pipeline_ns = lengths.get("pipeline_ns")
         sides = _bounds(windows, lanes, comm, communication, unnamed, aux, blocked, waited, certain, pipeline_ns)
         bounds = [of_one if bounded else {} for of_one, bounded in zip(sides, certain.bounded, strict=True)]
