@@ -30,29 +30,6 @@ from aorta.read.frames import (
 )
 from aorta.read.ledger import audit
 from aorta.read.run import NO_STEPS, Frames, Members, RankTables
-from aorta.records.schema import Coverage
-
-
-class _Growing:
-    """A column that grows. Room for `parts` parts like the first is reserved, which costs memory only once used."""
-
-    def __init__(self, dtype: npt.DTypeLike, parts: int) -> None:
-        self._values, self._parts = np.empty(0, dtype), parts
-        self.length = 0
-
-    def add(self, values: npt.NDArray[Any] | float, length: int) -> None:
-        end = self.length + length
-        if end > len(self._values):
-            wider = np.empty(max(end * 5 // 4, length * self._parts), self._values.dtype)
-            wider[: self.length] = self.values
-            self._values = wider
-        self._values[self.length : end] = values
-        self.length = end
-
-    @property
-    def values(self) -> npt.NDArray[Any]:
-        return self._values[: self.length]
-
 
 _FILLED: Final = {"epoch": UNKNOWN, "step": UNKNOWN, "backend_end_ns": NO_TIME}
 """What stands in a column that a rank lacks and another has; NaN in all others."""
@@ -60,43 +37,44 @@ _METRIC, _LOSS, _LOW, _HIGH = "metric", "loss", "at least", "at most"
 
 
 class _Joined:
-    """A frame that grows rank by rank. Keys of its columns are names, or of metrics a pair of a kind and a name."""
+    """A frame that grows rank by rank. Room for `parts` parts like the first is reserved, which costs memory only once
+    used. Keys of its columns are names, or of metrics a pair of a kind and a name.
+    """
 
     def __init__(self, parts: int) -> None:
         self._parts, self.length = parts, 0
-        self.columns: dict[Any, _Growing] = {}
+        self.columns: dict[Any, npt.NDArray[Any]] = {}
 
     def add(self, columns: dict[Any, npt.NDArray[Any]], length: int) -> None:
         """Add rows. A column that they lack, or that the rows before lack, is filled in."""
-        for key, values in columns.items():
-            if key not in self.columns:
-                grown = _Growing(values.dtype, self._parts)
+        end = self.length + length
+        for key in dict.fromkeys((*self.columns, *columns)):
+            before = self.columns.get(key)
+            if before is None or end > len(before):
+                dtype = columns[key].dtype if before is None else before.dtype
+                wider = np.empty(max(end * 5 // 4, length * self._parts), dtype)
                 if self.length:
-                    grown.add(self.filled(key), self.length)
-                self.columns[key] = grown
-            self.columns[key].add(values, length)
-        for key in self.columns.keys() - columns.keys():
-            self.columns[key].add(_FILLED.get(key, np.nan), length)
-        self.length += length
+                    wider[: self.length] = self.filled(key) if before is None else before[: self.length]
+                self.columns[key] = wider
+            self.columns[key][self.length : end] = columns.get(key, _FILLED.get(key, np.nan))
+        self.length = end
 
     def filled(self, key: Any) -> Any:
         """Return what the rows that were added so far have in a column that they lack."""
         return _FILLED.get(key, np.nan)
 
     def named(self) -> dict[str, npt.NDArray[Any]]:
-        return {key: grown.values[: self.length] for key, grown in self.columns.items() if isinstance(key, str)}
+        return {key: column[: self.length] for key, column in self.columns.items() if isinstance(key, str)}
 
 
 class _JoinedSteps(_Joined):
     def __init__(self, parts: int) -> None:
         super().__init__(parts)
-        self._reasons: dict[tuple[tuple[str, str], ...], int] = {}
-        self._coverages: dict[Coverage, int] = {}
+        self._reasons, self._coverages = Numbered(), Numbered()
 
     def add_rank(self, steps: Steps) -> None:
-        reasons, coverages = self._reasons, self._coverages
-        reason = [reasons.setdefault(tuple(reasons_of_step.items()), len(reasons)) for reasons_of_step in steps.reasons]
-        coverage = [coverages.setdefault(coverage_of_step, len(coverages)) for coverage_of_step in steps.coverages]
+        reason = [self._reasons[tuple(reasons.items())] for reasons in steps.reasons]
+        coverage = [self._coverages[coverage] for coverage in steps.coverages]
         columns: dict[Any, npt.NDArray[Any]] = {**_columns(steps)}
         columns["reason"] = np.array(reason or [0], np.int32)[steps.reason]
         columns["coverage"] = np.array([*coverage, UNKNOWN], np.int32)[steps.coverage]  # the last for `UNKNOWN`
@@ -118,7 +96,7 @@ class _JoinedSteps(_Joined):
             return NO_STEPS
 
         def of(kind: str) -> dict[str, Any]:
-            return {name: self.columns[kind, name].values[: self.length] for name in self._names(kind)}
+            return {name: self.columns[kind, name][: self.length] for name in self._names(kind)}
 
         high = of(_HIGH)
         return Steps(
@@ -150,16 +128,15 @@ class _Names:
     """
 
     def __init__(self) -> None:
-        self._codes: dict[tuple[CollectiveName, Members | int], int] = {}
+        self._codes = Numbered()
         self._listed: dict[tuple[str, Members], None] = {}
 
     def add(self, rank: int, groups: Mapping[str, Sequence[int]], names: Sequence[CollectiveName]) -> Codes:
         """Return the number of each name of a rank."""
         members = {name: tuple(sorted(ranks)) for name, ranks in groups.items()}
         self._listed.update(dict.fromkeys(members.items()))
-        codes = self._codes
-        keys: list[tuple[CollectiveName, Members | int]] = [(name, members.get(name.group, rank)) for name in names]
-        return np.array([codes.setdefault(key, len(codes)) for key in keys] or [UNKNOWN], np.int32)
+        codes = [self._codes[name, members.get(name.group, rank)] for name in names]
+        return np.array(codes or [UNKNOWN], np.int32)
 
     def tables(self) -> tuple[tuple[CollectiveName, ...], tuple[Members, ...]]:
         """Return names and members by number."""

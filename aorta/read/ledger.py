@@ -19,7 +19,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -229,8 +229,6 @@ def _told(why: str, name: str, bounds: Bounds | None, window_ms: float) -> str:
 
 _SUMMED: Final = ("compute_ms", "comm_ms", "copy_ms", "compute_comm_ms")
 _ROUNDING_MS: Final = 1e-6
-Broken: TypeAlias = tuple[Bools, str, frozenset[str] | None]
-"""An invariant that does not hold: in which steps, why, and what is null there (None: every metric)."""
 
 
 def audit(steps: Steps, whole: Mapping[str, float | None] | None = None) -> tuple[Steps, list[Gap]]:
@@ -247,7 +245,10 @@ def audit(steps: Steps, whole: Mapping[str, float | None] | None = None) -> tupl
     return steps, gaps
 
 
-def _broken(steps: Steps, whole: Mapping[str, float | None] | None) -> Iterator[Broken]:
+def _broken(
+    steps: Steps, whole: Mapping[str, float | None] | None
+) -> Iterator[tuple[Bools, str, frozenset[str] | None]]:
+    """Yield invariants that do not hold: in which steps, why, and what is null there (None: every metric)."""
     order = np.argsort(steps.start_mono_ns, kind="stable")
     start, reach = steps.start_mono_ns[order], np.maximum.accumulate(steps.end_mono_ns[order])
     shared = np.maximum(np.minimum(reach[:-1], steps.end_mono_ns[order][1:]) - start[1:], 0)
@@ -344,7 +345,7 @@ def facts(health: Health) -> Iterator[Fact]:
     for why in dict.fromkeys(gap.why for gap in health.gaps):
         alike = [gap for gap in health.gaps if gap.why == why]
         ranks = sorted({gap.rank for gap in alike if gap.rank is not None})
-        steps = max((gap.steps or 0 for gap in alike), default=0)
+        steps = max(gap.steps or 0 for gap in alike)
         lanes = ", ".join(dict.fromkeys(lane for gap in alike for lane in gap.lanes))
         much = "at least" if all(gap.observed for gap in alike) else "unknown"
         who = name_ranks(ranks, _LISTED) if ranks else f"{len(alike)} trace(s) of unknown rank"
