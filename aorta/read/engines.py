@@ -111,8 +111,6 @@ class Dask:
                 yield from _bounded(
                     lambda item: client.submit(_tried, function, item, pure=False), absolute, _AHEAD * threads
                 )
-            except InputError:
-                raise
             except Exception as error:
                 raise InputError(
                     f"the Dask cluster at {self.scheduler} could not read a file: {type(error).__name__}: {error}. Its "

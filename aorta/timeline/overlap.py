@@ -73,7 +73,6 @@ class KindOverlap(NamedTuple):
     hidden_ns: int
 
 
-_NOTHING: Final = KindOverlap(0, 0)
 NOT_SAMPLED: Final = "not observed: one of several steps is, drawn at random (instrument.every)"
 """Of a step that was passed over, as planned."""
 
@@ -162,14 +161,12 @@ class Overlap:
         if unseen is not None and unseen.everything:
             return {}
         lengths = {COMPUTE: self.compute_ns, COPY: self.copy_ns or 0, AUX: self.aux_ns or 0}
-        lengths[BUBBLE] = self.bubble_ns or 0
-        lengths |= {kind: part.total_ns for kind, part in self.kinds.items()}
-        unknown = set(KINDS) if unseen is not None or self.unknown_kind_ns else set[str]()
+        lengths |= {BUBBLE: self.bubble_ns or 0} | {kind: part.total_ns for kind, part in self.kinds.items()}
+        unknown = {name.removesuffix("_ms") for name in self.undecided}
+        if unseen is not None or self.unknown_kind_ns:
+            unknown.update(KINDS)
         if unseen is not None:
-            unknown.add(BUBBLE)
-        if unseen is not None and unseen.compute:
-            unknown.add(COMPUTE)
-        unknown |= {name.removesuffix("_ms") for name in self.undecided}
+            unknown.update((BUBBLE, COMPUTE) if unseen.compute else (BUBBLE,))
         return {
             lane: None if lane in unknown else lengths.get(lane, 0) / NS_PER_MS
             for lane in LANES
@@ -204,7 +201,7 @@ class Overlap:
             values["bubble_share"] = self.bubble_share
         of_all_kinds = set(values)
         for kind in KINDS:
-            part = self.kinds.get(kind, _NOTHING)
+            part = self.kinds.get(kind, KindOverlap(0, 0))
             if part.total_ns or kind in ALWAYS_SHOWN:
                 values[f"{kind}_ms"] = part.total_ns / NS_PER_MS
                 values[f"compute_{kind}_ms"] = part.hidden_ns / NS_PER_MS
