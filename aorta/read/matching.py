@@ -116,9 +116,6 @@ class CollectiveRows:
     used: Bools
     safe: Bools
 
-    def __len__(self) -> int:
-        return len(self.frame)
-
 
 class MatchedCollectives:
     """One element per collective, matched across the ranks of its group. Times are 0 unless `reason` is `OK`.
@@ -207,5 +204,5 @@ def matched_pieces(
         piece = CollectiveRows(
             chosen_rows, frame, run.rank_of_step[step], numbers[step], run.steps.used[step], safe[step]
         )
-        if len(piece):
+        if len(frame):
             yield piece, MatchedCollectives(piece, names)
