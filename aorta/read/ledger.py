@@ -290,7 +290,7 @@ def resting_on(lane: str) -> frozenset[str]:
 
 def nulled(steps: Steps, chosen: Bools, why: str, metrics: frozenset[str] | None = None) -> Steps:
     """Return the steps with metrics (None: all) of the chosen null, with one more reason."""
-    names = frozenset(steps.metrics) if metrics is None else metrics & steps.metrics.keys()
+    names = [name for name in steps.metrics if metrics is None or name in metrics]
     values = {name: np.where(chosen, np.nan, own) if name in names else own for name, own in steps.metrics.items()}
     reasons, codes = [*steps.reasons], steps.reason.copy()
     for old in np.unique(steps.reason[chosen]).tolist():
