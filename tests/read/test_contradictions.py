@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from aorta.read.ledger import WHOLE
-from aorta.read.traces import clocks
-from aorta.read.traces.missing_rows import unrecorded
+from aorta.read.traces.consistency import rounded, unrecorded
 from tests.read.answers import answer, judge
 from tests.read.evidence_jobs import job
 from tests.read.mutants import mutation
@@ -47,4 +46,4 @@ def test_what_a_tool_rounds_of_times_matters_beside_lengths(grain_ns: int, wrong
     """250 ns: microseconds since 1970 in a float of 64 bits."""
     lengths_ns = np.arange(20_001, 20_101, dtype=np.int64)
     starts_ns = np.arange(100) * 2_000_137 // grain_ns * grain_ns
-    assert (clocks.rounded(starts_ns, lengths_ns) is not None) is wrong
+    assert (rounded(starts_ns, lengths_ns) is not None) is wrong

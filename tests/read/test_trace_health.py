@@ -9,7 +9,7 @@ from hypothesis import given
 
 from aorta.documents.kernels import TraceEntry
 from aorta.read.ledger import LANES
-from aorta.read.traces.clocks import wrong_clocks
+from aorta.read.traces.consistency import wrong_clocks
 from aorta.read.traces.health import ABSURD_NS, COUNTERS, check_rows, examine
 from aorta.read.traces.interval_table import NULL, Trace
 from tests.docs.pages import ROOT

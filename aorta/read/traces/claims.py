@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from aorta.read.frames import Groups
 from aorta.read.ledger import COMM, LANES, WHOLE, Gap, lacking, lost
-from aorta.read.traces.clocks import refuse_other_units, too_fast
+from aorta.read.traces.consistency import EDGES, by_step, refuse_other_units, skipped, too_fast
 from aorta.read.traces.interval_table import (
     LANE_CLASSES,
     NULL,
@@ -31,7 +31,6 @@ from aorta.read.traces.interval_table import (
     overlapping_ns,
     step_of,
 )
-from aorta.read.traces.missing_rows import EDGES, by_step, skipped
 from aorta.timeline.arrays import Int64
 from aorta.timeline.classes import COMPUTE, COPY, computes
 from aorta.timeline.overlap import DECIDED

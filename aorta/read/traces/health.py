@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from aorta.documents.kernels import TraceEntry
 from aorta.read.frames import Groups
 from aorta.read.ledger import LANES, WHOLE, Gap, lacking, listed, lost
-from aorta.read.traces.clocks import ORDER_NS, OTHERS
+from aorta.read.traces.consistency import ORDER_NS, OTHERS
 from aorta.read.traces.interval_table import (
     LANE_CLASSES,
     NULL,

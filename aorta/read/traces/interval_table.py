@@ -22,16 +22,34 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from aorta.errors import InputError
-from aorta.read.frames import UNKNOWN, Frame, Groups, Numbered, column, declared
+from aorta.read.frames import (
+    NO_TIME,
+    UNKNOWN,
+    UNNUMBERED,
+    CollectiveName,
+    Collectives,
+    Frame,
+    Groups,
+    Numbered,
+    column,
+    declared,
+)
 from aorta.read.ledger import LANES, Gap
 from aorta.timeline import classes
 from aorta.timeline.arrays import Int64, IntervalArray, containing
-from aorta.timeline.classes import KINDS
+from aorta.timeline.classes import KINDS, UNKNOWN_KIND
 
 Clock: TypeAlias = Literal["REALTIME", "BOOTTIME", "unknown"]
 """The clock of the nanoseconds. `unknown`: only differences within one trace are meaningful."""
 
 NULL: Final = UNKNOWN
+
+
+_MOST_COUNTED: Final = 1 << 20
+UNKNOWN_GROUP: Final = "unknown"
+"""Group name of collectives whose process group the trace does not state."""
+END_SOURCE: Final = "trace"
+"""Ends of collectives are as the trace has them."""
 
 
 class IntervalClass(IntEnum):
@@ -134,7 +152,7 @@ def operations(table: Intervals) -> Groups:
     return Groups(np.where(table.operator == NULL, number, len(table) + table.operator))
 
 
-def collectives_of(table: Intervals) -> Intervals:
+def _collectives_of(table: Intervals) -> Intervals:
     """Return one row for each collective among rows of communication: an all-to-all may be a kernel for each peer, a
     collective of copy engines several copies. Rows belong together that have one kind, group, device and step, and one
     sequence number and operator; of an all-to-all either suffices. Sends and receives stay as they are.
@@ -212,7 +230,6 @@ class Trace:
         format: the reader's name ("kineto", "rocprofv3-json", "rocprofv3-csv", "rocpd", "nsys").
         platform: "cuda", "rocm" or "cpu".
         group_ranks: group name -> its global ranks, for the groups whose ranks are known.
-        group_sizes: group name -> number of ranks, also where the ranks themselves are unknown.
         counters: health counter -> rows, by the names of `aorta.read.traces.health.COUNTERS`. A reader adds
             what only it can know (rows it could not use, unlinked kernels); the rest is counted from the table.
         notes: sentences that every reader of the results must see.
@@ -235,7 +252,6 @@ class Trace:
     backend: str | None = None
     host: str | None = None
     group_ranks: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    group_sizes: Mapping[str, int] = field(default_factory=dict)
     counters: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     copies_observed: bool = True
@@ -249,6 +265,49 @@ class Trace:
     def unobserved(self, lane: str) -> str | None:
         """Return why nothing is known of a lane in any window; None where it was observed, if not in full."""
         return next((gap.why for gap in self.gaps if gap.lane == lane and not gap.seen and gap.step is None), None)
+
+
+def collectives_in(trace: Trace, rows: Intervals, steps: Int64 | None, start_ns: Int64) -> Collectives:
+    """Return the collectives that start inside a step of one device, by step, then start, numbered so that
+    `aorta.read.matching` finds them on other ranks; never by their time (W11). Those without a sequence number have
+    their order, where order identifies them. On a device it identifies nothing: steps are cut where the host marked
+    them and the device runs behind its host, so a step may hold different collectives on different ranks even if their
+    count agrees.
+
+    Args:
+        rows: of the device.
+        steps: numbers of the steps, ascending; None: the whole trace is one.
+        start_ns: of each step.
+    """
+    table = _collectives_of(rows.take(rows.cls == IntervalClass.COMM))
+    if steps is not None:
+        table = table.take(np.isin(table.step, steps))
+    step = np.zeros(len(table), np.int64) if steps is None else np.searchsorted(steps, table.step)
+    order = np.lexsort((table.start_ns, step))
+    table, step = table.take(order), step[order]
+    distinct = Groups(table.kind, table.group, table.bytes, table.dtype)
+    first = table.take(distinct.first)
+    # The last of each is of `NULL`.
+    kinds, groups, dtypes = (*KINDS, UNKNOWN_KIND), (*table.groups, UNKNOWN_GROUP), (*table.dtypes, None)
+    names = tuple(
+        CollectiveName(kinds[kind], groups[group], size, dtypes[dtype], END_SOURCE)
+        for kind, group, size, dtype in zip(first.kind, first.group, first.bytes.tolist(), first.dtype, strict=True)
+    )
+    alike = Groups(step, distinct.of_row)
+    # Order identifies where steps are marked on the clock and threads that collectives ran on, as with gloo on a CPU.
+    # The count is part of the number: ranks that disagree on it match nothing rather than the wrong collective.
+    identified = trace.platform == "cpu" and len(trace.windows)
+    counted = alike.sizes[alike.of_row] * _MOST_COUNTED + alike.position
+    by_order = counted if identified else UNNUMBERED - alike.position
+    return Collectives(
+        step=step,
+        name=distinct.of_row,
+        seq=np.where(table.seq != NULL, table.seq, by_order),
+        issue_ns=np.full(len(table), NO_TIME),  # the trace does not record when it was issued
+        start_ns=table.start_ns - start_ns[step],
+        end_ns=table.end_ns - start_ns[step],
+        names=names,
+    )
 
 
 class NameClassifier:

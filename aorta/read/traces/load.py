@@ -25,11 +25,10 @@ from aorta.read.frames import UNKNOWN, CollectiveName, Collectives, declared
 from aorta.read.join import NO_ROWS, join, join_steps
 from aorta.read.ledger import COMM, LANES, WHOLE, Gap, lacking, notes_of, nulled, resting_on
 from aorta.read.run import NO_STEPS, Run, gaps_of, partial_steps
-from aorta.read.traces.clocks import ORDER_NS
+from aorta.read.traces.consistency import EDGES, ORDER_NS
 from aorta.read.traces.files import find_units
 from aorta.read.traces.health import examine
 from aorta.read.traces.kernels import entries, largest_first
-from aorta.read.traces.missing_rows import EDGES
 from aorta.read.traces.reader import RANK_IN_PATH, headers_near, ranks_in_path
 from aorta.read.traces.tables import DeviceTables, TraceDetails, TraceTables, read_trace_tables
 from aorta.timeline.classes import COMPUTE, UNKNOWN_KIND, computes

@@ -20,8 +20,8 @@ from aorta.errors import InputError
 from aorta.read.ledger import COMM, lacking
 from aorta.read.traces.chrome_json import LARGEST_NS
 from aorta.read.traces.claims import Claims, launches_of, reconciled
+from aorta.read.traces.consistency import incomplete
 from aorta.read.traces.interval_table import NULL, IntervalClass, Trace, kind_of, look_up
-from aorta.read.traces.missing_rows import incomplete
 from aorta.read.traces.open import Database, coded, rows_of
 from aorta.read.traces.reader import Process, Ranges, Reader, TraceInput, copies, kernels, trace_of
 from aorta.timeline.arrays import Int64, IntervalArray, containing

@@ -18,20 +18,10 @@ import numpy.typing as npt
 
 from aorta.documents.kernels import TraceEntry
 from aorta.errors import InputError
-from aorta.read.frames import (
-    Floats,
-    Groups,
-    Lane,
-    SpanName,
-    SpanRows,
-    Spans,
-    Steps,
-    metric_columns,
-)
+from aorta.read.frames import Floats, Groups, Lane, SpanName, SpanRows, Spans, Steps, metric_columns
 from aorta.read.ledger import COMM, LANES, WHOLE, Gap, audit, balanced, lacking
 from aorta.read.run import Details, RankTables, Source, StepIntervals
-from aorta.read.traces.clocks import wrong_clocks
-from aorta.read.traces.collectives import collectives_in
+from aorta.read.traces.consistency import unrecorded, wrong_clocks
 from aorta.read.traces.files import TraceFiles, read_unit
 from aorta.read.traces.health import SHOWN_DOUBTS, check_rows, doubtful_rows, outlasting
 from aorta.read.traces.interval_table import (
@@ -44,23 +34,15 @@ from aorta.read.traces.interval_table import (
     Trace,
     Windows,
     by_device,
+    collectives_in,
     look_up,
     overlapping_ns,
     step_of,
     windows,
 )
 from aorta.read.traces.kernels import KernelFacts, kernel_facts
-from aorta.read.traces.missing_rows import unrecorded
 from aorta.records.schema import ActiveSegment
-from aorta.timeline.arrays import (
-    Int64,
-    IntervalArray,
-    covered_ns,
-    measure,
-    merge,
-    ranges,
-    tile_windows,
-)
+from aorta.timeline.arrays import Int64, IntervalArray, covered_ns, measure, merge, ranges, tile_windows
 from aorta.timeline.classes import COMPUTE, COPY, TRACE_LANES, UNKNOWN_KIND
 from aorta.timeline.overlap import DECIDED, Bounds, Overlap, either, measure_windows
 

@@ -359,7 +359,6 @@ class CollectiveColumns:
         self.kind, self.group, self.seq, self.bytes, self.dtype = (np.full(rows, NULL, np.int64) for _ in range(5))
         self.groups, self.dtypes = Numbered(), Numbered()
         self.group_ranks: dict[str, tuple[int, ...]] = {}
-        self.group_sizes: dict[str, int] = {}
 
     def describe(self, arguments: Mapping[int, Arguments]) -> None:
         """Fill in the rows that have arguments. A collective's arguments are the same in every step except for the
@@ -387,8 +386,6 @@ class CollectiveColumns:
         if group is not None:
             name = str(group)
             code = self.groups[name]
-            if size > 0:
-                self.group_sizes[name] = size
             if name not in self.group_ranks and (members := group_ranks(ranks)):
                 self.group_ranks[name] = members
         dtype, width = known_dtype(dtype_name)

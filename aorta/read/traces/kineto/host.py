@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from aorta.read.frames import Groups, Numbered
 from aorta.read.ledger import COMM, LANES, Gap, lacking
-from aorta.read.traces.clocks import OTHERS, rounded
+from aorta.read.traces.consistency import EDGES, OTHERS, rounded
 from aorta.read.traces.interval_table import KIND_CODE, NULL, IntervalClass, kind_of, known_dtype
 from aorta.read.traces.kineto.events import (
     LARGEST_BYTES,
@@ -39,7 +39,6 @@ from aorta.read.traces.kineto.events import (
     joined,
     times_of,
 )
-from aorta.read.traces.missing_rows import EDGES
 from aorta.read.traces.reader import MARK
 from aorta.timeline.arrays import Int64, IntervalArray, containing, covered_ns, intersect, measure, merge, self_times
 from aorta.timeline.classes import COMPUTE

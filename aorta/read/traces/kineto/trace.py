@@ -27,7 +27,7 @@ from aorta.read.frames import Numbered
 from aorta.read.ledger import COMM, Gap, lacking
 from aorta.read.traces.chrome_json import CUT_OFF, LARGEST_NS, EventArray, ns_of_values
 from aorta.read.traces.claims import Claims, Launches, launched_by, reconciled
-from aorta.read.traces.clocks import refuse_other_units
+from aorta.read.traces.consistency import incomplete, refuse_other_units
 from aorta.read.traces.interval_table import (
     NULL,
     Clock,
@@ -64,7 +64,6 @@ from aorta.read.traces.kineto.events import (
     with_times,
 )
 from aorta.read.traces.kineto.host import LABEL, HostWork, host_rows
-from aorta.read.traces.missing_rows import incomplete
 from aorta.read.traces.reader import MARK, SERIALISED, Process, Ranges, TraceInput, trace_of
 from aorta.timeline.arrays import Int64, IntervalArray, merge
 from aorta.timeline.classes import COMPUTE, computes, copies, launches_communication
@@ -482,6 +481,5 @@ def _trace(
         clock=clock,
         backend=distributed.backend,
         group_ranks=groups,
-        group_sizes=collectives.group_sizes | {name: len(ranks) for name, ranks in groups.items()},
         **facts,
     )

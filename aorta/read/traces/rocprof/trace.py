@@ -32,17 +32,7 @@ from aorta.read.ledger import COMM, Gap, lacking
 from aorta.read.traces.claims import Claims, launched_by, reconciled
 from aorta.read.traces.interval_table import NULL, IntervalClass, Intervals, Trace, kind_of, look_up
 from aorta.read.traces.open import coded
-from aorta.read.traces.reader import (
-    SERIALISED,
-    Process,
-    Ranges,
-    Reader,
-    TraceInput,
-    checked,
-    copies,
-    kernels,
-    trace_of,
-)
+from aorta.read.traces.reader import SERIALISED, Process, Ranges, Reader, TraceInput, checked, copies, kernels, trace_of
 from aorta.timeline.arrays import Int64
 from aorta.timeline.classes import COMPUTE, computes
 from aorta.timeline.overlap import DECIDED
