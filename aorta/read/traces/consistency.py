@@ -108,7 +108,8 @@ def wrong_clocks(trace: Trace) -> tuple[Gap, ...]:
     table = trace.intervals.take((trace.intervals.device != NULL) & (trace.intervals.launch_ns != NULL))
     if not len(table):
         return ()
-    return (*_off_the_host(trace, table), *_past_waits(trace, table), *_not_starts(table), *_idle_with_work(trace))
+    wrong = [*_past_waits(trace, table), *_not_starts(table), *_idle_with_work(trace)]
+    return (*_off_the_host(trace, table), *(gap for why in wrong for gap in lacking(why, *LANES, seen=False)))
 
 
 def too_fast(trace: Trace) -> Iterator[Gap]:
@@ -145,23 +146,18 @@ def _off_the_host(trace: Trace, table: Intervals) -> Iterator[Gap]:
     else:
         return
     windows_of = marks.step.tolist()
-    if _least_delays_apart_ns(table) > off_ns / 2:  # not by the same everywhere
+    # Clocks of one pace, apart by the same everywhere, leave lengths and what overlaps as they are.
+    behind = table.launch_ns > np.median(table.launch_ns)
+    least_ns_of = Groups(table.device, table.stream, behind).reduce(np.minimum, table.start_ns - table.launch_ns)
+    if np.ptp(least_ns_of) > off_ns / 2:
         windows_of.append(WHOLE)
     why += ", so clocks or launches are wrong"
     yield from (Gap(lane, why, step, seen=False) for step in windows_of for lane in LANES)
 
 
-def _least_delays_apart_ns(table: Intervals) -> int:
-    """Return how much the least time from a launch to its start differs between streams and halves of the recording:
-    clocks of one pace, apart by the same everywhere, leave lengths and what overlaps as they are.
-    """
-    behind = table.launch_ns > np.median(table.launch_ns)
-    return int(np.ptp(Groups(table.device, table.stream, behind).reduce(np.minimum, table.start_ns - table.launch_ns)))
-
-
-def _past_waits(trace: Trace, rows: Intervals) -> Iterator[Gap]:
-    """Yield all lanes where rows end after a call has returned that waited for them: the device's clock is not the one
-    of the host, or jumped. Calls of other threads may have been under way, each with one row.
+def _past_waits(trace: Trace, rows: Intervals) -> Iterator[str]:
+    """Yield what to say where rows end after a call has returned that waited for them: the device's clock is not the
+    one of the host, or jumped. Calls of other threads may have been under way, each with one row.
     """
     waits = trace.device_waits
     if waits is None or not len(waits.start) or len(np.unique(rows.device)) != 1:  # whose device it was is not known
@@ -171,12 +167,11 @@ def _past_waits(trace: Trace, rows: Intervals) -> Iterator[Gap]:
     end = np.append(waits.end[order], np.iinfo(np.int64).max)[first]
     late_ns = np.maximum(rows.end_ns - end, 0)[rows.end_ns > end]
     if np.count_nonzero(late_ns > ORDER_NS) > OTHERS:
-        why = f"rows end up to {late_ns.max() / 1e6:.4g} ms after a call that waited for them, so clocks are wrong"
-        yield from lacking(why, *LANES, seen=False)
+        yield f"rows end up to {late_ns.max() / 1e6:.4g} ms after a call that waited for them, so clocks are wrong"
 
 
-def _idle_with_work(trace: Trace) -> Iterator[Gap]:
-    """Yield all lanes where launches wait ever longer for a device that does nothing meanwhile: its clock goes faster
+def _idle_with_work(trace: Trace) -> Iterator[str]:
+    """Yield what to say where launches wait ever longer for a device that does nothing meanwhile: its clock goes faster
     than the host's, or jumped. A device that lags behind its host is busy.
     """
     for _, rows in by_device(trace.intervals.take(trace.intervals.device != NULL)):
@@ -193,20 +188,18 @@ def _idle_with_work(trace: Trace) -> Iterator[Gap]:
         waited_ns = queued_ns[queued_ns > _PAUSE_NS].sum()
         if later_ns > DECIDED * apart_ns and waited_ns > later_ns:
             why = f"the device does nothing for {waited_ns / 1e6:.4g} ms in which launches wait for it, and these wait "
-            yield from lacking(
-                f"{why}{later_ns / 1e6:.4g} ms longer at the end: its clock is wrong", *LANES, seen=False
-            )
+            yield f"{why}{later_ns / 1e6:.4g} ms longer at the end: its clock is wrong"
 
 
-def _not_starts(table: Intervals) -> Iterator[Gap]:
-    """Yield all lanes where starts are not when rows began: they are when the calls were made, or rounded."""
+def _not_starts(table: Intervals) -> Iterator[str]:
+    """Yield what to say where starts are not when rows began: they are when the calls were made, or rounded."""
     starts, lengths = table.start_ns, np.maximum(table.end_ns - table.start_ns, 0)
     if len(table) < _ENOUGH:
         return
     if 2 * np.count_nonzero(starts == table.launch_ns) > len(table):
-        yield from lacking("rows start when their launches do, so starts are those of the queue", *LANES, seen=False)
+        yield "rows start when their launches do, so starts are those of the queue"
     elif why := rounded(starts, lengths):
-        yield from lacking(why, *LANES, seen=False)
+        yield why
 
 
 def rounded(starts_ns: Int64, lengths_ns: Int64) -> str | None:

@@ -29,7 +29,6 @@ from aorta.read.traces.interval_table import (
 )
 from aorta.records.schema import WORLD_LIMIT
 from aorta.timeline.arrays import Int64
-from aorta.timeline.classes import doubtful
 from aorta.timeline.overlap import DECIDED
 
 ABSURD_NS: Final = 30 * 60 * 1_000_000_000
@@ -69,9 +68,6 @@ COUNTERS: Final[Mapping[str, str]] = {
     "same_stream_overlap": "rows that start before the one before them on their stream has ended",
 }
 """Health counter -> what it counts. Readers add to the counters that only they can know (`Trace.counters`)."""
-
-_SIZES: Final = frozenset({"rows", "events"})
-"""Counters that say how much there is; every other one produces a note when it is not 0."""
 
 
 def check_rows(trace: Trace) -> tuple[Trace, TraceEntry]:
@@ -221,15 +217,12 @@ def _out_of_order(streams: Intervals) -> Iterator[Gap]:
 
 def _elsewhere(trace: Trace, strays: NDArray[np.bool_]) -> Iterator[Gap]:
     """Yield what lanes lack of the rows whose time is impossible: in the step that launched them, or else in any."""
-    rows = trace.intervals.take(strays)
+    rows, why = trace.intervals.take(strays), "rows far from all others in time are left out"
     launched = np.where(rows.launch_ns == NULL, NULL, step_of(rows.launch_ns, trace.windows))
     for lane, cls in LANE_CLASSES.items():
         for step in np.unique(launched[rows.cls == cls]).tolist():
             own = (rows.cls == cls) & (launched == step)
-            most_ns, why = (
-                int((rows.end_ns - rows.start_ns)[own].sum()),
-                "rows far from all others in time are left out",
-            )
+            most_ns = int((rows.end_ns - rows.start_ns)[own].sum())
             yield from (Gap(lane, why, in_step, most_ns) for in_step in ((None,) if step == NULL else (step, WHOLE)))
 
 
@@ -283,12 +276,6 @@ def outlasting(rows: Intervals) -> NDArray[np.bool_]:
     return waited
 
 
-def doubtful_rows(rows: Intervals) -> NDArray[np.bool_]:
-    """Return which rows of devices are counted as computation, and have a name that may communicate."""
-    of_devices: NDArray[np.bool_] = (rows.cls == IntervalClass.COMPUTE) & (rows.device != NULL)
-    return rows.named(doubtful) & of_devices
-
-
 def examine(
     traces: Sequence[TraceEntry],
     measured: Collection[int] | None = None,
@@ -320,7 +307,7 @@ def examine(
     notes += [
         f"{counters[name]} of {counters['rows']} rows: {what}"
         for name, what in COUNTERS.items()
-        if name not in _SIZES and counters[name]
+        if name not in ("rows", "events") and counters[name]  # these say how much there is
     ]
     for fact in ("clock", "format"):
         if len(seen := sorted({str(getattr(trace, fact)) for trace in traces})) > 1:

@@ -45,13 +45,6 @@ Clock: TypeAlias = Literal["REALTIME", "BOOTTIME", "unknown"]
 NULL: Final = UNKNOWN
 
 
-_MOST_COUNTED: Final = 1 << 20
-UNKNOWN_GROUP: Final = "unknown"
-"""Group name of collectives whose process group the trace does not state."""
-END_SOURCE: Final = "trace"
-"""Ends of collectives are as the trace has them."""
-
-
 class IntervalClass(IntEnum):
     """What an interval is. Rows of class `UNKNOWN` are counted in the health of a result and among the kernels, and
     in no metric.
@@ -288,16 +281,16 @@ def collectives_in(trace: Trace, rows: Intervals, steps: Int64 | None, start_ns:
     distinct = Groups(table.kind, table.group, table.bytes, table.dtype)
     first = table.take(distinct.first)
     # The last of each is of `NULL`.
-    kinds, groups, dtypes = (*KINDS, UNKNOWN_KIND), (*table.groups, UNKNOWN_GROUP), (*table.dtypes, None)
+    kinds, groups, dtypes = (*KINDS, UNKNOWN_KIND), (*table.groups, "unknown"), (*table.dtypes, None)
     names = tuple(
-        CollectiveName(kinds[kind], groups[group], size, dtypes[dtype], END_SOURCE)
+        CollectiveName(kinds[kind], groups[group], size, dtypes[dtype], end_source="trace")
         for kind, group, size, dtype in zip(first.kind, first.group, first.bytes.tolist(), first.dtype, strict=True)
     )
     alike = Groups(step, distinct.of_row)
     # Order identifies where steps are marked on the clock and threads that collectives ran on, as with gloo on a CPU.
     # The count is part of the number: ranks that disagree on it match nothing rather than the wrong collective.
     identified = trace.platform == "cpu" and len(trace.windows)
-    counted = alike.sizes[alike.of_row] * _MOST_COUNTED + alike.position
+    counted = (alike.sizes[alike.of_row] << 20) + alike.position
     by_order = counted if identified else UNNUMBERED - alike.position
     return Collectives(
         step=step,
@@ -319,17 +312,17 @@ class NameClassifier:
     """
 
     def __init__(self, comm_patterns: Sequence[str] = ()) -> None:
+        self._added: list[re.Pattern[str]] = []
         for pattern in comm_patterns:
             try:
-                compiled = re.compile(pattern)
+                compiled = re.compile(pattern, re.IGNORECASE)
             except re.error as error:
                 raise InputError(f"--comm-pattern {pattern!r}: not a regular expression: {error}") from None
             if compiled.search(""):
                 raise InputError(
                     f"--comm-pattern {pattern!r}: it matches the empty text, so every kernel would be communication"
                 )
-        added = "|".join(f"(?:{part})" for part in comm_patterns)
-        self._added = re.compile(added, re.IGNORECASE) if added else None
+            self._added.append(compiled)
         self._known: dict[str, IntervalClass] = {}
 
     def class_of(self, name: str) -> IntervalClass:
@@ -337,7 +330,7 @@ class NameClassifier:
         if name not in self._known:
             if not name.strip():
                 self._known[name] = IntervalClass.UNKNOWN
-            elif classes.communicates(name) or (self._added is not None and self._added.search(name)):
+            elif classes.communicates(name) or any(pattern.search(name) for pattern in self._added):
                 self._known[name] = IntervalClass.COMM
             else:
                 self._known[name] = IntervalClass.COPY if classes.copies(name) else IntervalClass.COMPUTE

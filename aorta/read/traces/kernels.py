@@ -147,10 +147,6 @@ def _devices(trace: Trace) -> Iterator[tuple[int | None, int | None, Intervals]]
         yield rank, None if device == NULL else device, rows
 
 
-def _name(table: Intervals, code: int) -> str:
-    return table.names[code] if code != NULL else ""
-
-
 def kernel_totals(trace: Trace) -> list[KernelTotalEntry]:
     """Return all kernels, copies and communication, those of unknown class too, the largest total of a device first; on
     a CPU the self time of operators. `std_ms` is the sample standard deviation, None of a single one. `share` is of the
@@ -158,14 +154,14 @@ def kernel_totals(trace: Trace) -> list[KernelTotalEntry]:
     """
     totals = []
     for rank, device, here in _devices(trace):
-        whole = operations(here)
+        whole, names = operations(here), (*here.names, "")  # the last of rows without a name
         length = whole.reduce(np.add, here.end_ns - here.start_ns)
         name, cls, total = here.name[whole.first], here.cls[whole.first], float(length.sum())
         rows = [
             KernelTotalEntry(
                 rank=rank,
                 device=device,
-                name=_name(here, int(name[own[0]])),
+                name=names[name[own[0]]],
                 cls=cast(KernelClass, IntervalClass(cls[own[0]]).name.lower()),
                 count=len(own),
                 total_ms=float(length[own].sum()) / 1e6,
@@ -254,7 +250,7 @@ def slowdowns(trace: Trace) -> list[SlowdownEntry]:
     for rank, device, here in _devices(trace):
         comm = merge(here.take(here.cls == IntervalClass.COMM).spans)
         kernels = here.take(here.cls == IntervalClass.COMPUTE)
-        whole = operations(kernels)
+        whole, names = operations(kernels), (*kernels.names, "")
         name = kernels.name[whole.first]
         length = whole.reduce(np.add, kernels.end_ns - kernels.start_ns)
         hidden = whole.reduce(np.add, covered_ns(kernels.spans, comm))
@@ -276,7 +272,7 @@ def slowdowns(trace: Trace) -> list[SlowdownEntry]:
                 SlowdownEntry(
                     rank=rank,
                     device=device,
-                    name=_name(kernels, int(name[rows[0]])),
+                    name=names[name[rows[0]]],
                     alone_count=len(free),
                     overlapped_count=len(busy),
                     partly_count=len(rows) - len(free) - len(busy),

@@ -163,12 +163,13 @@ def _held_against_others(
     differ = _unlike_peers(totals, devices, {trace.facts.path for trace in traces if trace.facts.steps})
     changed = []
     for device in devices:
-        if (device.tables.source.rank, device.device) in unlike:
+        key = device.tables.source.rank, device.device
+        if key in unlike:
             why = f"kernels last {_APART} times as long or short as on other ranks, so their unit is another"
             device = _unknown(device, LANES, why)
         elif ranks > 1 and device.whole["metrics"].get("comm_ms") == 0:
             device = _unknown(device, lanes, silent)
-        elif (key := (device.tables.source.rank, device.device)) in differ:
+        elif key in differ:
             device = _unknown(device, LANES, differ[key], "window_ms")
         changed.append(device)
     return changed
@@ -388,25 +389,14 @@ def _follows(before: TraceTables, trace: TraceTables) -> bool:
     if not before.devices or not trace.devices or not same:
         return False
     if not before.facts.steps and not trace.facts.steps:
+        # Their names differ in no more than their last number beside the rank, or a letter.
+        folders, _, names = zip(*(facts.path.rpartition("/") for facts in (before.facts, trace.facts)), strict=True)
+        alike = {re.sub(r"^[a-z](?=\.)|[ _.(-]*\d+\)?(?=\D*$)", "", RANK_IN_PATH.sub("", name)) for name in names}
         ended = max(device.whole["end_ns"] for device in before.devices)
-        same_folder = before.facts.path.rpartition("/")[0] == trace.facts.path.rpartition("/")[0]
-        strangers = before.facts.host != trace.facts.host or _other_worker(before.facts.path, trace.facts.path)
-        return (
-            same_folder
-            and not strangers
-            and before.facts.clock != "unknown"
-            and ended <= trace.devices[0].whole["start_ns"]
-        )
+        one_place = len({*folders}) == len(alike) == 1 and before.facts.host == trace.facts.host
+        return one_place and before.facts.clock != "unknown" and ended <= trace.devices[0].whole["start_ns"]
     ended, begun = (part.devices[0].tables.steps.global_step[index] for part, index in ((before, -1), (trace, 0)))
     return bool(before.facts.steps and trace.facts.steps and ended < begun)
-
-
-def _other_worker(path: str, other: str) -> bool:
-    """Return whether two names differ in more than their last number beside the rank, or are more than a letter each:
-    those of windows of one process do not.
-    """
-    names = (RANK_IN_PATH.sub("", text.rpartition("/")[2]) for text in (path, other))
-    return len({re.sub(r"^[a-z](?=\.)|[ _.(-]*\d+\)?(?=\D*$)", "", name) for name in names}) > 1
 
 
 def _join_devices(traces: Sequence[TraceTables]) -> list[DeviceTables]:
@@ -454,9 +444,8 @@ def _whole(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     reasons = dict(item for part in reversed(parts) for item in part["null_reasons"].items())
     values: dict[str, float | None] = {}
     for name in dict.fromkeys(name for values in metrics for name in values if name not in RATIO_PARTS):
-        times = [
-            values.get(name, 0.0) for values in metrics
-        ]  # a kind of collective that a window lacks took no time in it
+        # A kind of collective that a window lacks took no time in it.
+        times = [values.get(name, 0.0) for values in metrics]
         values[name] = None if None in times else sum(times)
     for name, (part, of) in RATIO_PARTS.items():
         if any(name in values for values in metrics):

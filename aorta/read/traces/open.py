@@ -217,7 +217,10 @@ def members(stream: IO[bytes], origin: str) -> Iterator[tuple[str, Peekable]]:
                     f"{origin}: more than {MOST_NAMES} files and folders, or {DEEPEST} folders in each other; unpack "
                     "it, and give the folder of one run"
                 )
-            where = f"{origin}!{member_path(origin, member.name)}"
+            path = PurePosixPath(member.name.replace("\\", "/"))
+            if path.is_absolute() or ".." in path.parts:
+                raise InputError(f"{origin}!{member.name}: a member outside of its archive, which is not read")
+            where = f"{origin}!{path}"
             if member.isdir():
                 continue
             content = archive.extractfile(member) if member.isreg() else None
@@ -227,18 +230,6 @@ def members(stream: IO[bytes], origin: str) -> Iterator[tuple[str, Peekable]]:
                 yield where, inner
     while stream.read(_COPIED):
         pass  # gzip's checksum stands at its end, so read on to verify the archive
-
-
-def member_path(origin: str, name: str) -> PurePosixPath:
-    """Return where a member lies inside its archive.
-
-    Raises:
-        InputError: it lies outside.
-    """
-    path = PurePosixPath(name.replace("\\", "/"))
-    if path.is_absolute() or ".." in path.parts:
-        raise InputError(f"{origin}!{name}: a member outside of its archive, which is not read")
-    return path
 
 
 SQLITE_MAGIC: Final = b"SQLite format 3\x00"

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -23,7 +24,7 @@ from aorta.read.ledger import COMM, LANES, WHOLE, Gap, audit, balanced, lacking
 from aorta.read.run import Details, RankTables, Source, StepIntervals
 from aorta.read.traces.consistency import unrecorded, wrong_clocks
 from aorta.read.traces.files import TraceFiles, read_unit
-from aorta.read.traces.health import SHOWN_DOUBTS, check_rows, doubtful_rows, outlasting
+from aorta.read.traces.health import SHOWN_DOUBTS, check_rows, outlasting
 from aorta.read.traces.interval_table import (
     KIND_CODE,
     LANE_CLASSES,
@@ -43,7 +44,7 @@ from aorta.read.traces.interval_table import (
 from aorta.read.traces.kernels import KernelFacts, kernel_facts
 from aorta.records.schema import ActiveSegment
 from aorta.timeline.arrays import Int64, IntervalArray, covered_ns, measure, merge, ranges, tile_windows
-from aorta.timeline.classes import COMPUTE, COPY, TRACE_LANES, UNKNOWN_KIND
+from aorta.timeline.classes import COMPUTE, COPY, TRACE_LANES, UNKNOWN_KIND, doubtful
 from aorta.timeline.overlap import DECIDED, Bounds, Overlap, either, measure_windows
 
 WHOLE_STEP: Final = 0
@@ -222,21 +223,28 @@ def _of_unknown_steps(
 
 @dataclass(frozen=True)
 class DeviceTimeline:
-    """One device. `lanes` holds merged spans by lane of the timeline; a lane that the source does not observe is
-    missing. `whole`: one window, from the first start to the last end of any interval of known class.
-
-    Rows that may belong to another account have that one in `second`; `others` are the lanes if they do, and `why`
-    says so. `waits` are in no lane (`outlasting`).
+    """One device. Rows that may belong to another account have that one in `second`, and `why` says so. `waits` are in
+    no lane (`outlasting`).
     """
 
     device: int
     rows: Intervals
-    lanes: Mapping[str, IntervalArray]
-    whole: IntervalArray
     second: npt.NDArray[np.int8]
-    others: Mapping[str, IntervalArray]
     why: str
     waits: Intervals
+    copies_observed: bool
+
+    @cached_property
+    def lanes(self) -> dict[str, IntervalArray]:
+        """Merged spans by lane of the timeline; a lane that the source does not observe is missing."""
+        return self._lanes(self.rows.cls, self.rows.kind)
+
+    @cached_property
+    def whole(self) -> IntervalArray:
+        """One window, from the first start to the last end of any interval of known class."""
+        start = min((lane.start[0] for lane in self.lanes.values() if len(lane.start)), default=0)
+        end = max((lane.end[-1] for lane in self.lanes.values() if len(lane.end)), default=0)
+        return IntervalArray(np.array([start]), np.array([end]))
 
     def measure(self, window: IntervalArray) -> list[Overlap]:
         """Measure windows on this device. Rows that may be in two accounts are read both ways, which gives bounds."""
@@ -245,15 +253,21 @@ class DeviceTimeline:
         if not doubts.any():
             return measured
         in_doubt = covered_ns(window, merge(self.rows.take(doubts).spans)) > 0
+        others = _measured(window, self._lanes(self.second, np.where(doubts, NULL, self.rows.kind)))
         return [
             either(overlap, other, self.why) if doubt else overlap
-            for overlap, other, doubt in zip(measured, _measured(window, self.others), in_doubt, strict=True)
+            for overlap, other, doubt in zip(measured, others, in_doubt, strict=True)
         ]
 
-    def launched_in(self, trace: Trace, step: int) -> DeviceTimeline:
-        """Return what one step launched, wherever it ran."""
-        own = self.rows.step == step
-        return _timeline(trace, self.device, self.rows.take(own), self.second[own], self.why, self.waits)
+    def _lanes(self, cls: npt.NDArray[np.int8], kind: npt.NDArray[np.int8]) -> dict[str, IntervalArray]:
+        communicates, copied = cls == IntervalClass.COMM, cls == IntervalClass.COPY
+        chosen = {COMPUTE: cls == IntervalClass.COMPUTE}
+        for name, code in (*KIND_CODE.items(), (UNKNOWN_KIND, NULL)):
+            if (of_kind := communicates & (kind == code)).any():
+                chosen[name] = of_kind
+        if self.copies_observed or copied.any():
+            chosen[COPY] = copied
+        return {name: merge(self.rows.take(of).spans) for name, of in chosen.items()}
 
 
 def _measured(window: IntervalArray, lanes: Mapping[str, IntervalArray]) -> list[Overlap]:
@@ -273,35 +287,12 @@ def device_timelines(trace: Trace) -> Iterator[DeviceTimeline]:
             if chosen.any():
                 second[chosen] = account
                 reasons.append(why)
-        yield _timeline(trace, device, rows, second, "; ".join(reasons), waited)
-
-
-def _timeline(
-    trace: Trace, device: int, rows: Intervals, second: npt.NDArray[np.int8], why: str, waits: Intervals
-) -> DeviceTimeline:
-    lanes = _lanes(trace, rows, rows.cls)
-    start = min((lane.start[0] for lane in lanes.values() if len(lane.start)), default=0)
-    end = max((lane.end[-1] for lane in lanes.values() if len(lane.end)), default=0)
-    moved = replace(rows, kind=np.where(second != rows.cls, NULL, rows.kind)) if why else rows
-    others = _lanes(trace, moved, second) if why else lanes
-    whole = IntervalArray(np.array([start]), np.array([end]))
-    return DeviceTimeline(device, rows, lanes, whole, second, others, why, waits)
-
-
-def _lanes(trace: Trace, rows: Intervals, cls: npt.NDArray[np.int8]) -> dict[str, IntervalArray]:
-    communicates, copied = cls == IntervalClass.COMM, cls == IntervalClass.COPY
-    chosen = {COMPUTE: cls == IntervalClass.COMPUTE}
-    for kind, code in (*KIND_CODE.items(), (UNKNOWN_KIND, NULL)):
-        if (of_kind := communicates & (rows.kind == code)).any():
-            chosen[kind] = of_kind
-    if trace.copies_observed or copied.any():
-        chosen[COPY] = copied
-    return {name: merge(rows.take(of).spans) for name, of in chosen.items()}
+        yield DeviceTimeline(device, rows, second, "; ".join(reasons), waited, trace.copies_observed)
 
 
 def second_accounts(rows: Intervals) -> Iterator[tuple[npt.NDArray[np.bool_], int, str]]:
     """Yield rows of a device that may belong to another account, which one, and why."""
-    doubts = doubtful_rows(rows)
+    doubts = rows.named(doubtful) & (rows.cls == IntervalClass.COMPUTE) & (rows.device != NULL)
     largest = Groups(rows.name[doubts])
     names = [rows.names[code] for code in rows.name[doubts][largest.first][np.argsort(-largest.sizes)].tolist()]
     named = ", ".join(re.sub("[{};]", "", repr(name[:80])) for name in names[:SHOWN_DOUBTS])
@@ -380,7 +371,8 @@ def _device(trace: Trace, timeline: DeviceTimeline) -> DeviceTables:
     measured = timeline.measure(every)
     if trace.of_launch:
         for index, (step, marks) in enumerate(zip(names[:-1], measured, strict=False)):
-            own = timeline.launched_in(trace, step)
+            launched = timeline.rows.step == step  # wherever it ran
+            own = replace(timeline, rows=timeline.rows.take(launched), second=timeline.second[launched])
             measured[index] = replace(own.measure(own.whole)[0], window_ns=marks.window_ns)
     gaps = _gaps(trace, timeline, every, names)
     balances = [

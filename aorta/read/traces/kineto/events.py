@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from itertools import compress, count
 from operator import attrgetter
 from types import NoneType
-from typing import Any, Final, NamedTuple, TypeAlias, TypeVar, Union
+from typing import Any, Final, TypeAlias, TypeVar, Union
 
 import msgspec
 import numpy as np
@@ -177,38 +177,30 @@ class EventDecoder:
             return events
 
 
-class Booked(NamedTuple):
-    """The events of devices and of the host's calls, without an end too; of the host by their names, and of categories
-    that no account knows, those with one (`ph` X).
-    """
-
-    work: list[Event]
-    calls: list[Event]
-    host: dict[Any, list[Event]]
-    unknown: list[Event]
-
-
 _LASTING: Final = frozenset("XB")
 _BEGUN: Final = frozenset("XBb")
 """Phases of events that began, those whose end is another event too, which is not looked for."""
 
 
-def by_category(events: Iterable[Event]) -> Booked:
-    """Book every event."""
-    booked = Booked([], [], defaultdict(list), [])
+def by_category(events: Iterable[Event]) -> tuple[list[Event], list[Event], dict[Any, list[Event]], list[Event]]:
+    """Return the events of devices and of the host's calls, without an end too; of the host by their names, and of
+    categories that no account knows, those with one (`ph` X).
+    """
+    work, calls, unknown = list[Event](), list[Event](), list[Event]()
+    host = defaultdict[Any, list[Event]](list)
     for event in events:
         category = event.cat
         if category in _IRRELEVANT:
             continue
         if category in DEVICE or category in CALLS:
             if event.ph in _BEGUN:
-                (booked.work if category in DEVICE else booked.calls).append(event)
+                (work if category in DEVICE else calls).append(event)
         elif category in HOST:
             if event.ph in _LASTING:
-                booked.host[event.name].append(event)
+                host[event.name].append(event)
         elif event.ph == "X":
-            booked.unknown.append(event)
-    return booked
+            unknown.append(event)
+    return work, calls, host, unknown
 
 
 def times_of(events: Sequence[Event], counters: Counter[str]) -> tuple[NDArray[np.bool_], Int64, Int64]:

@@ -114,7 +114,7 @@ class HostWork:
         """Read what was kept as text, and from now on every piece at once."""
         self._at_once, self._decode.operators = True, "timed"
         for text in self._held:
-            self._read(by_category(self._decode.with_operators(text, self.counters)).host)
+            self._read(by_category(self._decode.with_operators(text, self.counters))[2])
         self._held.clear()
 
     @cached_property
@@ -138,14 +138,11 @@ class HostWork:
         argument = np.full(len(events), NULL, np.int64)
         self.processes.update(events[index].pid for index in labels)
         inputs = inputs_of([events[index] for index in labels])
-        argument[labels] = self.inputs.of(
-            (bytes(operator_inputs.dims), bytes(operator_inputs.types)) for operator_inputs in inputs
-        )
+        argument[labels] = self.inputs.of((bytes(given.dims), bytes(given.types)) for given in inputs)
         keep, start, end = times_of(events, self.counters)
         if self._process is None and keep.any():
-            self._process = events[
-                int(np.argmax(keep))
-            ].pid  # threads of other processes are told apart by their process
+            self._process = events[int(np.argmax(keep))].pid
+        # Threads of other processes are told apart by their process.
         ids = [event.tid if event.pid == self._process else (event.pid, event.tid) for event in events]
         columns = {"name": np.array(codes, np.int64), "thread": self.threads.codes(ids), "argument": argument}
         columns = {name: column[keep] for name, column in columns.items()}
