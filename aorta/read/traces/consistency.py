@@ -8,7 +8,6 @@ take a step of another sort for one that was cut.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
@@ -216,9 +215,11 @@ def rounded(starts_ns: Int64, lengths_ns: Int64) -> str | None:
     return None
 
 
-def by_step(rows: Intervals, chosen: NDArray[np.bool_]) -> Counter[int]:
-    """Return how many of some rows each step has, and all together (`WHOLE`)."""
-    return Counter(rows.step[chosen].tolist()) + Counter({WHOLE: int(chosen.sum())})
+def by_step(rows: Intervals, chosen: NDArray[np.bool_], *, in_time: bool = False) -> dict[int, float]:
+    """Return how many of some rows each step has, or how many ns they lasted, and all together (`WHOLE`)."""
+    steps, of_step = np.unique(rows.step[chosen], return_inverse=True)
+    sums = np.bincount(of_step, np.maximum(rows.end_ns - rows.start_ns, 0)[chosen] if in_time else None)
+    return dict(zip(steps.tolist(), sums.tolist(), strict=True)) | {WHOLE: sums.sum()}
 
 
 def skipped(trace: Trace, counted: Int64 | None) -> Iterator[Gap]:
@@ -267,8 +268,8 @@ def incomplete(trace: Trace, why: str) -> tuple[Gap, ...]:
     gaps = list[Gap]()
     for lane, cls in LANE_CLASSES.items():
         own = by_step(trace.intervals, trace.intervals.cls == cls)
-        count = {step: own[step] for step in trace.windows.step.tolist()}
-        short = [step for step, rows in count.items() if rows < max(count.values())]
+        most = max((own.get(step, 0) for step in trace.windows.step.tolist()), default=0)
+        short = [step for step in trace.windows.step.tolist() if own.get(step, 0) < most]
         gaps += [Gap(lane, why, step) for step in (WHOLE, *short)]
     return tuple(gaps)
 

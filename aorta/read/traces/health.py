@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from aorta.documents.kernels import TraceEntry
 from aorta.read.frames import Groups
 from aorta.read.ledger import LANES, WHOLE, Gap, lacking, listed, lost
-from aorta.read.traces.consistency import ORDER_NS, OTHERS
+from aorta.read.traces.consistency import ORDER_NS, OTHERS, by_step
 from aorta.read.traces.interval_table import (
     LANE_CLASSES,
     NULL,
@@ -150,18 +150,9 @@ def _without_length(table: Intervals, length_ns: Int64) -> Iterator[Gap]:
     for lane, cls in LANE_CLASSES.items():
         lacks = np.flatnonzero((table.cls == cls) & chosen)
         if len(lacks):
-            lasted = in_time(table, (table.cls == cls) & ~chosen)
-            yield from lost(
-                "the length of {count} rows is not known", (lane,), table.step[lacks], weight_ns[lacks], lasted
-            )
-
-
-def in_time(rows: Intervals, chosen: NDArray[np.bool_]) -> dict[int, float]:
-    """Return how long some rows lasted in each step, and all together (`WHOLE`)."""
-    steps, of_step = np.unique(rows.step[chosen], return_inverse=True)
-    length_ns = np.maximum(rows.end_ns - rows.start_ns, 0)[chosen]
-    lasted = dict(zip(steps.tolist(), np.bincount(of_step, length_ns).tolist(), strict=True))
-    return lasted | {WHOLE: float(length_ns.sum())}
+            why = "the length of {count} rows is not known"
+            lasted = by_step(table, (table.cls == cls) & ~chosen, in_time=True)
+            yield from lost(why, (lane,), table.step[lacks], weight_ns[lacks], lasted)
 
 
 def _twice_at_once(streams: Intervals, shared: Int64) -> Iterator[Gap]:
@@ -196,7 +187,7 @@ def _twice_at_once(streams: Intervals, shared: Int64) -> Iterator[Gap]:
         rows = np.flatnonzero((streams.cls == cls) & (weight_ns > 0))
         if len(rows):
             why = "{count} rows run at the same time as another of their stream, so times are wrong or rows repeated"
-            lasted = in_time(streams, streams.cls == cls)
+            lasted = by_step(streams, streams.cls == cls, in_time=True)
             yield from lost(why, (lane,), streams.step[rows], weight_ns[rows].astype(float), lasted, seen=False)
 
 
@@ -211,7 +202,8 @@ def _out_of_order(streams: Intervals) -> Iterator[Gap]:
         early[own] = np.maximum.accumulate(launch) - launch > ORDER_NS
     if early.any():
         why = "{count} rows run behind others of their stream that were launched later, so times are wrong"
-        weight_ns, ran = (known.end_ns - known.start_ns)[early].astype(float), in_time(known, np.ones(len(known), bool))
+        weight_ns = (known.end_ns - known.start_ns)[early].astype(float)
+        ran = by_step(known, np.ones(len(known), bool), in_time=True)
         yield from lost(why, LANES, known.step[early], weight_ns, ran, seen=False)
 
 

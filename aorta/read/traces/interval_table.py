@@ -228,7 +228,7 @@ class Trace:
         notes: sentences that every reader of the results must see.
         copies_observed: whether the source would show copies if there were any.
         gaps: what the lanes of its windows may lack (`aorta.read.ledger`); none: everything was observed.
-        unknown: when rows ran that no account knows; `unknown_why` names them.
+        unknown: what names rows that no account knows -> when they ran.
         of_launch: each step is what it launched: its rows are those of its number, wherever they ran.
         host_waits: calls in which the host waited for the device, in any order; None where they are not read.
         device_waits: those of them that waited for all that was launched on a device before.
@@ -249,8 +249,7 @@ class Trace:
     notes: tuple[str, ...] = ()
     copies_observed: bool = True
     gaps: tuple[Gap, ...] = ()
-    unknown: IntervalArray | None = None
-    unknown_why: str = ""
+    unknown: Mapping[str, IntervalArray] = field(default_factory=dict)
     of_launch: bool = False
     host_waits: IntervalArray | None = None
     device_waits: IntervalArray | None = None

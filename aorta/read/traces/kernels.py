@@ -187,7 +187,8 @@ def stream_gaps(trace: Trace) -> tuple[list[StreamGapsEntry], str | None]:
     waits = trace.host_waits
     if waits is not None:
         order = np.argsort(waits.end, kind="stable")
-        waits = IntervalArray(waits.start[order], waits.end[order])
+        never = np.iinfo(np.int64).max  # behind the last wait
+        waits = IntervalArray(np.append(waits.start[order], never), np.append(waits.end[order], never))
     if trace.platform == "cpu":
         return [], NO_STREAMS
     gaps_of_streams: list[StreamGapsEntry] = []
@@ -204,10 +205,9 @@ def stream_gaps(trace: Trace) -> tuple[list[StreamGapsEntry], str | None]:
             bound = known & (launch > before)
             known_all = bool(known.any()) or not between.any()
             waited = np.zeros(len(gap), bool)
-            if waits is not None and len(waits.end):
+            if waits is not None:
                 first = np.searchsorted(waits.end, before)  # the first wait that ends at or after the kernel's end
-                index = np.minimum(first, len(waits.end) - 1)
-                waited = bound & (first < len(waits.end)) & (waits.start[index] < before) & (waits.end[index] <= launch)
+                waited = bound & (waits.start[first] < before) & (waits.end[first] <= launch)
             compute, comm = (
                 measure(merge(rows.take(rows.cls == cls).spans)) for cls in (IntervalClass.COMPUTE, IntervalClass.COMM)
             )

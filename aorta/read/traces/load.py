@@ -87,11 +87,11 @@ def load_traces(location: str, engine: Engine | None = None, comm_patterns: Sequ
     if world is None:
         world = known_ranks
         numbering.append("no trace says how many ranks there were: the world size is the number of ranks read")
-    ordered = sorted(range(len(devices)), key=lambda index: (numbered[index] < 0, abs(numbered[index])))
+    ordered = sorted(zip(numbered, devices, strict=True), key=lambda item: (item[0] < 0, abs(item[0])))
     ranks = {}
-    for device_index in ordered:
-        if device_index in chosen:
-            number, tables = numbered[device_index], devices[device_index].tables
+    for number, device in ordered:
+        if number in chosen:
+            tables = device.tables
             # Groups belong to a rank; a number that stands for an unknown rank has none.
             groups = tables.source.groups if number >= 0 else {}
             source = replace(tables.source, rank=number, world_size=world, groups=groups)
@@ -101,7 +101,7 @@ def load_traces(location: str, engine: Engine | None = None, comm_patterns: Sequ
                 tables = replace(tables, steps=NO_STEPS, collectives=NO_ROWS, gaps=(*tables.gaps, *unlike))
             ranks[number] = replace(tables, source=source)
     shown = TraceEntries(
-        whole={str(numbered[device_index]): devices[device_index].whole for device_index in ordered},
+        whole={str(number): device.whole for number, device in ordered},
         slowdowns=sorted((row for trace in traces for row in trace.kernels.slowdowns.rows), key=largest_first),
         kernels=entries(trace.kernels for trace in traces),
     )
@@ -307,8 +307,8 @@ def _numbers(processes: Sequence[Sequence[DeviceTables]]) -> tuple[list[int], se
     The one process of a rank gets the rank's number. All others get a negative one.
 
     Returns:
-        The number of each device; the indices of those that become ranks of the run (the busiest of a process, so that
-        a rank's steps count once); and notes.
+        The number of each device; those of the ones that become ranks of the run (the busiest of a process, so that a
+        rank's steps count once); and notes.
     """
     numbers: list[int] = []
     chosen: set[int] = set()
@@ -321,13 +321,13 @@ def _numbers(processes: Sequence[Sequence[DeviceTables]]) -> tuple[list[int], se
         busiest = max(process, key=lambda device: device.busy_ns, default=None)
         for device in process:
             source = device.tables.source
+            known = device is busiest and source.rank not in nobody
+            strangers += not known
+            numbers.append(source.rank if known else -strangers)
             if device is busiest:
-                chosen.add(len(numbers))
-                if source.rank not in nobody:
-                    numbers.append(source.rank)
-                    continue
-            strangers += 1
-            numbers.append(-strangers)
+                chosen.add(numbers[-1])
+            if known:
+                continue
             who = f"rank {source.rank}" if source.rank != UNKNOWN else "unknown rank"
             where = f"device {device.device}" if device.device != UNKNOWN else "its one device"
             what = (

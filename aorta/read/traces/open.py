@@ -23,7 +23,7 @@ import sqlite3
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import compress
 from pathlib import Path, PurePosixPath
@@ -385,6 +385,11 @@ def rows_of(table: Mapping[str, Any], chosen: NDArray[np.bool_]) -> dict[str, An
         name: list(compress(column, chosen.tolist())) if isinstance(column, list) else column[chosen]
         for name, column in table.items()
     }
+
+
+def joined(parts: Sequence[Mapping[str, Any]], *names: str) -> dict[str, Int64]:
+    """Return columns that were collected piece by piece."""
+    return {name: np.concatenate([np.zeros(0, np.int64), *(part[name] for part in parts)]) for name in names}
 
 
 def coded(ids: Int64, texts: Mapping[int, str]) -> tuple[Int64, tuple[str, ...]]:

@@ -261,9 +261,6 @@ _FAMILIES: Final = (
 """Families of step markers; where a trace holds several, the first one here is used."""
 
 
-_MERGED: Final = "steps run at the same time as others of their number, so several processes are in one trace"
-
-
 def step_windows(
     texts: Sequence[str], start_ns: Int64, end_ns: Int64
 ) -> tuple[Windows, tuple[str, ...], tuple[Gap, ...]]:
@@ -285,7 +282,8 @@ def step_windows(
     notes = (f"{repeated} marker(s) {family}N repeat a step; the first of each is used",) if repeated else ()
     again = np.setdiff1d(used, first)
     at_once = start_ns[again] < look_up(numbers[again], numbers[first], end_ns[first])
-    gaps = lacking(_MERGED, *LANES, seen=False) if 2 * np.count_nonzero(at_once) > len(first) else ()
+    why = "steps run at the same time as others of their number, so several processes are in one trace"
+    gaps = lacking(why, *LANES, seen=False) if 2 * np.count_nonzero(at_once) > len(first) else ()
     return windows(numbers[first], start_ns[first], end_ns[first]), notes, gaps
 
 

@@ -320,7 +320,7 @@ def _gaps(trace: Trace, timeline: DeviceTimeline, window: IntervalArray, steps: 
     table, device = trace.intervals, timeline.device
     here = (table.device == device) | (table.device == NULL)
     nameless = here & (table.cls == IntervalClass.UNKNOWN) & (table.end_ns > table.start_ns)
-    spans = {} if trace.unknown is None else {trace.unknown_why: trace.unknown}
+    spans = dict(trace.unknown)
     if nameless.any():
         spans[f"{int(nameless.sum())} rows have no name"] = merge(table.take(nameless).spans)
     of_whole = np.array(steps) == WHOLE  # ends with what was seen: rows may lie outside of it

@@ -235,11 +235,6 @@ class Cached(dict[Any, Decoded]):
         return list(map(self.__getitem__, keys))
 
 
-def joined(parts: Sequence[Mapping[str, Any]], *names: str) -> dict[str, Int64]:
-    """Return columns that were collected piece by piece."""
-    return {name: np.concatenate([np.zeros(0, np.int64), *(part[name] for part in parts)]) for name in names}
-
-
 _ARGUMENTS: Final = msgspec.json.Decoder(list[Arguments | None])
 _INPUTS: Final = msgspec.json.Decoder(list[Inputs | None])
 
@@ -311,10 +306,10 @@ class Identifiers:
 
     def __init__(self, limit: int = LARGEST) -> None:
         self._limit = limit
-        self._codes: Cached[int] = Cached(lambda _: len(self._codes))
+        self._codes = Numbered()
 
     def codes(self, values: Iterable[Hashable]) -> Int64:
-        return np.array(self._codes.of(values), np.int64)
+        return np.array(list(map(self._codes.__getitem__, values)), np.int64)
 
     def numbers(self) -> tuple[Int64, dict[int, str]]:
         """Return the number of each code (`NULL` of None and -1), and the text of the ids that got another number."""

@@ -36,9 +36,9 @@ from aorta.read.traces.kineto.events import (
     Identifiers,
     by_category,
     inputs_of,
-    joined,
     times_of,
 )
+from aorta.read.traces.open import joined
 from aorta.read.traces.reader import MARK
 from aorta.timeline.arrays import Int64, IntervalArray, containing, covered_ns, intersect, measure, merge, self_times
 from aorta.timeline.classes import COMPUTE
@@ -87,8 +87,7 @@ class HostWork:
     """
 
     def __init__(self, decode: EventDecoder) -> None:
-        self.names = Cached[int](lambda _: len(self.names))
-        self.inputs = Cached[int](lambda _: len(self.inputs))
+        self.names, self.inputs = Numbered(), Numbered()
         self.threads = Identifiers()
         self.counters: Counter[str] = Counter()
         self._decode = decode
@@ -138,7 +137,7 @@ class HostWork:
         argument = np.full(len(events), NULL, np.int64)
         self.processes.update(events[index].pid for index in labels)
         inputs = inputs_of([events[index] for index in labels])
-        argument[labels] = self.inputs.of((bytes(given.dims), bytes(given.types)) for given in inputs)
+        argument[labels] = [self.inputs[bytes(given.dims), bytes(given.types)] for given in inputs]
         keep, start, end = times_of(events, self.counters)
         if self._process is None and keep.any():
             self._process = events[int(np.argmax(keep))].pid

@@ -59,11 +59,11 @@ from aorta.read.traces.kineto.events import (
     group_ranks,
     idents,
     integer,
-    joined,
     metadata_of,
     with_times,
 )
 from aorta.read.traces.kineto.host import LABEL, HostWork, host_rows
+from aorta.read.traces.open import joined
 from aorta.read.traces.reader import MARK, SERIALISED, Process, Ranges, TraceInput, trace_of
 from aorta.timeline.arrays import Int64, IntervalArray, merge
 from aorta.timeline.classes import COMPUTE, computes, copies, launches_communication
@@ -365,13 +365,12 @@ def _on_devices(kept: _Kept, metadata: Metadata, source: TraceInput) -> Trace:
     for_all = waits["whole"] == 1
     of_device = IntervalArray(waits_ns.start[for_all], waits_ns.end[for_all])
     unknown, why = _unknown(kept)
-    unknown_ns = merge(IntervalArray(unknown.start + base_ns, unknown.end + base_ns))
+    unknown_ns = {why: merge(IntervalArray(unknown.start + base_ns, unknown.end + base_ns))}
     symmetric = unnamed and any(_SYMMETRIC.match(_text(each)) for each in [*kept.roles, *names])
     if symmetric:
         moves = trace.intervals.named(lambda text: copies(text) and _between_devices(text))
         trace.intervals.second[moves & (trace.intervals.cls == _COPY)] = _COMM
-    trace = replace(trace, host_waits=waits_ns, device_waits=of_device, unknown=unknown_ns, unknown_why=why)
-    return reconciled(trace, claims)
+    return reconciled(replace(trace, host_waits=waits_ns, device_waits=of_device, unknown=unknown_ns), claims)
 
 
 def _unknown(kept: _Kept) -> tuple[IntervalArray, str]:

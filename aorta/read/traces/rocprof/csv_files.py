@@ -22,7 +22,7 @@ import numpy as np
 from aorta.errors import InputError
 from aorta.read.frames import Numbered
 from aorta.read.traces.interval_table import NULL, Trace
-from aorta.read.traces.open import is_url, rows_of
+from aorta.read.traces.open import is_url, joined, rows_of
 from aorta.read.traces.reader import SERIALISED, FileHead, Process, Ranges, Reader, TraceInput, copies
 from aorta.read.traces.rocprof import trace as rocprof
 from aorta.records.files import NOT_UTF8
@@ -89,13 +89,7 @@ def _read(source: TraceInput) -> Iterator[Trace]:
         if path not in counted:
             kind, columns = _table(path, stream, texts)
             parts[kind].append(columns)
-    tables = {
-        kind: {
-            name: np.concatenate([part.pop(name) for part in parts_of] or [np.zeros(0, np.int64)])
-            for name in _columns(kind)
-        }
-        for kind, parts_of in parts.items()
-    }
+    tables = {kind: joined(parts_of, *_columns(kind)) for kind, parts_of in parts.items()}
     if not len(tables["kernel"]["guid"]):
         raise InputError(f"{source.origin}: {rocprof.NO_KERNELS} and give its kernel_trace.csv")
     guids = set(np.concatenate([table["guid"] for table in tables.values()]).tolist())
