@@ -82,9 +82,9 @@ def _is_kineto(head: FileHead) -> bool:
 KINETO: Final = Reader("kineto", "Kineto .json, .json.gz, .tar.gz", _is_kineto, read_kineto)
 READERS: Final = (KINETO, ROCPD, ROCPROF_JSON, ROCPROF_CSV, RPD, NSYS)
 """Every format that is read. Of files with the same content (`Reader.process`) the format that comes first is read."""
-_NAMES: Final = [reader.name for reader in READERS]
 TAR: Final = "tar"
 """Format of a unit that is an archive."""
+_NAMES: Final = [*(reader.name for reader in READERS), TAR]
 KNOWN: Final = f"an AORTA run folder, or traces: {'; '.join(reader.files for reader in READERS)}"
 
 
@@ -163,13 +163,10 @@ def find_units(
         files = (file,) if reader is None or reader.together is None else reader.together(file)
         unit = TraceFiles(files, reader.name if reader else TAR, tuple(comm_patterns), tuple(headers))
         process = reader.process(file) if reader else file
-        rival = units.get(process)
-        if rival is not None and _NAMES.index(rival.format) <= _NAMES.index(unit.format):
-            notes.append(f"{file}: the same process as {rival.files[0]}, which is used")
-        else:
-            if rival is not None:
-                notes.append(f"{rival.files[0]}: the same process as {file}, which is used")
-            units[process] = unit
+        used, other = sorted((units.get(process, unit), unit), key=lambda known: _NAMES.index(known.format))
+        if other is not used:
+            notes.append(f"{other.files[0]}: the same process as {used.files[0]}, which is used")
+        units[process] = used
     if not units:
         if records:
             raise NoTraces(

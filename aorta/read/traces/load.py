@@ -240,12 +240,10 @@ def _of_another_pace(devices: Sequence[DeviceTables]) -> list[tuple[int, int]]:
     """Return the devices whose collectives do not end as far apart as those of the others, in the steps that all have,
     or about as far in any: their clocks differ. Threads of a host end when they are scheduled.
     """
-    common: set[int] | None = None
     known = [device for device in devices if UNKNOWN not in (device.tables.source.rank, device.device)]
     sends = [device for device in known if len(device.tables.collectives)]
-    for device in sends:
-        own = set(device.tables.steps.global_step.tolist())
-        common = own if common is None else common & own
+    steps_of = [set(device.tables.steps.global_step.tolist()) for device in sends]
+    common = set.intersection(*steps_of) if sends else set[int]()
     ends: dict[tuple[int, int], Any] = {}
     for device in sends:
         steps, rows = device.tables.steps, device.tables.collectives

@@ -72,7 +72,7 @@ def trace_of_rocprof(
     launches: Columns,
     calls: Columns | None = None,
     *,
-    copied_by: Int64 | None = None,
+    copied_by: Int64,
     notes: Sequence[str] = (),
     gaps: Sequence[Gap] = (),
     **facts: Any,
@@ -84,7 +84,7 @@ def trace_of_rocprof(
             `names`), `correlation` of the call that launched each, and in `ancestor` of the call around that one.
         launches: calls of HIP, `correlation`, `start_ns`, `end_ns` and `text` (the function).
         calls: of RCCL, `text` (the function), `thread`, `correlation`, `start_ns` and `end_ns`.
-        copied_by: the `correlation` of each copy, where known.
+        copied_by: the `correlation` of each copy.
         notes, gaps: of the reader.
         facts: further fields of `Trace`.
     """
@@ -122,23 +122,12 @@ def trace_of_rocprof(
         gaps = (*gaps, *lacking(why, COMPUTE, COMM, seen=False))
     kinds, of_kinds = _kinds_from_calls(issued, ran, correlations, unnamed)
     rows.kind[unnamed] = kinds
-    about = {"clock": "BOOTTIME", "platform": "rocm", "counters": {"comm_unlinked": int((kinds == NULL).sum())}}
-    all_notes = (*notes, *of_kinds)
-    trace = trace_of(
-        source,
-        format,
-        process,
-        [rows, copied],
-        ranges,
-        notes=all_notes,
-        gaps=gaps,
-        unsized="rocprofv3",
-        **(about | facts),
-    )
+    about: dict[str, Any] = {"clock": "BOOTTIME", "platform": "rocm", "unsized": "rocprofv3", "gaps": gaps}
+    about |= {"notes": (*notes, *of_kinds), "counters": {"comm_unlinked": int((kinds == NULL).sum())}}
+    trace = trace_of(source, format, process, [rows, copied], ranges, **about | facts)
     link = ran["correlation"]
     for ids in correlations[1:]:  # the calls know the kernel by either
         link = np.where(np.isin(ids, launches["correlation"]) & (ids > 0), ids, link)
-    copied_by = np.full(len(copied), NULL) if copied_by is None else copied_by
     claims = Claims(
         launches["start_ns"],
         launches["correlation"],
