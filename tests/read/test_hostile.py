@@ -27,9 +27,8 @@ from aorta.read.record_columns import METRIC_LIMIT
 from aorta.read.traces.health import check_rows
 from aorta.read.traces.kernels import kernel_facts
 from aorta.read.traces.nsys import NSYS
-from aorta.read.traces.rocprof.csv_files import ROCPROF_CSV
 from aorta.read.traces.rocprof.rocpd import ROCPD
-from aorta.read.traces.rocprof.trace import ROCPROF_JSON
+from aorta.read.traces.rocprof.text_files import ROCPROF_CSV, ROCPROF_JSON
 from aorta.read.traces.tables import device_timelines
 from aorta.records.record_file import LINE_LIMIT, PROBLEM_LIMIT, StepLine
 from aorta.records.schema import Step

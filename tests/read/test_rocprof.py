@@ -19,10 +19,9 @@ from aorta.read.traces.files import find_units, read_unit
 from aorta.read.traces.interval_table import NULL, IntervalClass, Trace
 from aorta.read.traces.load import load_traces
 from aorta.read.traces.reader import SERIALISED
-from aorta.read.traces.rocprof import trace as rocprof
-from aorta.read.traces.rocprof.csv_files import ROCPROF_CSV
+from aorta.read.traces.rocprof import text_files
 from aorta.read.traces.rocprof.rocpd import ROCPD
-from aorta.read.traces.rocprof.trace import ROCPROF_JSON
+from aorta.read.traces.rocprof.text_files import ROCPROF_CSV, ROCPROF_JSON
 from aorta.timeline.classes import KINDS
 from tests.read.rocprof_files import BASE, FILL, GEMM, GENERIC, as_csv, as_json, unlinked, write_rocpd
 from tests.read.tables import read_with, rows
@@ -212,7 +211,7 @@ def test_rows_are_read_once_where_the_files_stand_beside_their_compressed_copies
 
 def test_json_beyond_the_stated_size_is_refused_and_rocpd_named(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.BytesIO(b" " * (3 << 20))
-    monkeypatch.setattr(rocprof, "LARGEST_BYTES", 1000)
+    monkeypatch.setattr(text_files, "LARGEST_BYTES", 1000)
     with pytest.raises(InputError, match=r"out\.json: more than .* --output-format rocpd"):
         read_with(ROCPROF_JSON, {"out.json": stream})
     assert stream.tell() <= 1 << 20

@@ -33,9 +33,8 @@ from aorta.read.traces.open import (
     reading,
 )
 from aorta.read.traces.reader import FileHead, Reader, TraceInput
-from aorta.read.traces.rocprof.csv_files import ROCPROF_CSV
 from aorta.read.traces.rocprof.rocpd import ROCPD, RPD
-from aorta.read.traces.rocprof.trace import ROCPROF_JSON
+from aorta.read.traces.rocprof.text_files import ROCPROF_CSV, ROCPROF_JSON
 from aorta.records.files import remote_files
 from aorta.records.schema import Header
 

@@ -16,10 +16,10 @@ import msgspec
 import numpy as np
 
 from aorta.errors import InputError
+from aorta.read.traces import rocprof
 from aorta.read.traces.interval_table import NULL, Intervals, Trace, look_up
 from aorta.read.traces.open import Database, coded, rows_of
 from aorta.read.traces.reader import SERIALISED, Process, Ranges, Reader, TraceInput, copies
-from aorta.read.traces.rocprof import trace as rocprof
 
 _DISPATCH: Final = "rocpd_kernel_dispatch"
 _VISIBLE: Final = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")

@@ -1,35 +1,273 @@
-"""Reads rocprofv3's CSV files into one `Trace` per process.
+"""Reads rocprofv3's `*_results.json`, and its CSV files, into one `Trace` per process.
 
-Four variants are read: of ROCm 6.2/6.3 (agents as bare numbers, no `Stream_Id`), of 6.4 and later ("Agent 4"), of
-`rocpd convert` (a leading `Guid`, other capitals, several processes in a file), and any of them with every field
+In the JSON the numbers of record kinds change between versions, so they are always looked up in the file's own
+`strings`; a kernel's name is found by `kernel_id`, not by position.
+
+Four variants of CSV are read: of ROCm 6.2/6.3 (agents as bare numbers, no `Stream_Id`), of 6.4 and later ("Agent 4"),
+of `rocpd convert` (a leading `Guid`, other capitals, several processes in a file), and any of them with every field
 quoted. One process writes several files (`<pid>_kernel_trace.csv`, `<pid>_marker_api_trace.csv`, ...), which are read
 together. Columns are found by name, whatever their capitals.
 
-Hardware counters are not read; that they were collected is noted. Must not: find a column by its position, or guess
-what a device is.
+Hardware counters are not read; that they were collected is noted. Must not: find a column by its position, guess what a
+device is, or put a timestamp through a float (W14).
 """
 
 from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
 from pathlib import Path, PurePath
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import IO, TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
+import msgspec
 import numpy as np
 
 from aorta.errors import InputError
 from aorta.read.frames import Numbered
 from aorta.read.traces.interval_table import NULL, Trace
-from aorta.read.traces.open import is_url, joined, rows_of
+from aorta.read.traces.open import coded, is_url, joined, rows_of
 from aorta.read.traces.reader import SERIALISED, FileHead, Process, Ranges, Reader, TraceInput, copies
-from aorta.read.traces.rocprof import trace as rocprof
+from aorta.read.traces.rocprof import HIP_API, MARKERS, NO_KERNELS, RCCL_API, process_of, trace_of_rocprof
 from aorta.records.files import NOT_UTF8
 from aorta.timeline.arrays import Int64
 
 if TYPE_CHECKING:
     import pandas as pd
+
+_SPAN: Final = "start_ns=start_timestamp end_ns=end_timestamp"
+Int: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+_HOST: Final = "thread=thread_id correlation=correlation_id.internal"
+_KERNELS: Final = (
+    f"{_SPAN} {_HOST} ancestor=correlation_id.ancestor dispatch=dispatch_info.dispatch_id "
+    "queue=dispatch_info.queue_id.handle stream=stream_id.handle"
+)
+_GPU: Final = 2
+"""`rocprofiler_agent_type_t`: 1 is a CPU, 2 a GPU."""
+
+
+class _Handle(msgspec.Struct, frozen=True, gc=False):
+    handle: int = 0
+
+
+class _Correlation(msgspec.Struct, frozen=True, gc=False):
+    internal: Int = NULL
+    ancestor: Int = NULL
+
+
+class _Dispatch(msgspec.Struct, frozen=True, gc=False):
+    agent_id: _Handle
+    kernel_id: Int
+    queue_id: _Handle = _Handle()
+    dispatch_id: Int = NULL
+
+
+class _Span(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    start_timestamp: Int
+    end_timestamp: Int
+    thread_id: Int = NULL
+    correlation_id: _Correlation = _Correlation()
+    stream_id: _Handle = _Handle()
+
+
+class _Kernel(_Span, frozen=True, gc=False, kw_only=True):
+    dispatch_info: _Dispatch
+
+
+class _Call(_Span, frozen=True, gc=False, kw_only=True):
+    kind: Int
+    operation: Int
+
+
+class _Copy(_Call, frozen=True, gc=False, kw_only=True):
+    dst_agent_id: _Handle = _Handle()
+    src_agent_id: _Handle = _Handle()
+    bytes: Int = NULL
+
+
+class _Records(msgspec.Struct):
+    kernel_dispatch: list[_Kernel] = []
+    memory_copy: list[_Copy] = []
+    rccl_api: list[_Call] = []
+    hip_api: list[_Call] = []
+    marker_api: list[_Call] = []
+
+
+class _Operations(msgspec.Struct):
+    kind: str
+    operations: list[str] = []
+
+
+class _Text(msgspec.Struct):
+    key: Int
+    value: str
+
+
+class _Strings(msgspec.Struct):
+    buffer_records: list[_Operations] = []
+    marker_api: list[_Text] = []
+
+
+class _Symbol(msgspec.Struct):
+    kernel_id: Int
+    formatted_kernel_name: str = ""
+    demangled_kernel_name: str = ""
+    kernel_name: str = ""
+
+
+LARGEST_BYTES: Final = 1 << 30
+"""Most JSON that is read, inflated: its rows become objects of several times that size."""
+_BLOCK: Final = 1 << 20
+
+
+class _Agent(msgspec.Struct):
+    id: _Handle
+    type: int = 0
+    node_id: Int = NULL
+    logical_node_type_id: Int = NULL
+    runtime_visibility: dict[str, Any] | None = None
+
+
+class _Node(msgspec.Struct):
+    hostname: str | None = None
+
+
+class _Metadata(msgspec.Struct):
+    pid: int | None = None
+    node: _Node | None = None
+
+
+class _Counted(msgspec.Struct):
+    counter_collection: list[msgspec.Raw] = []
+
+
+class _Process(msgspec.Struct):
+    buffer_records: _Records
+    callback_records: _Counted = msgspec.field(default_factory=_Counted)
+    strings: _Strings = msgspec.field(default_factory=_Strings)
+    metadata: _Metadata = msgspec.field(default_factory=_Metadata)
+    agents: list[_Agent] = []
+    kernel_symbols: list[_Symbol] = []
+
+
+class _File(msgspec.Struct):
+    processes: list[_Process] = msgspec.field(name="rocprofiler-sdk-tool")
+
+
+_DECODER: Final = msgspec.json.Decoder(_File)
+
+
+def _read_json(source: TraceInput) -> Iterator[Trace]:
+    path, text = source.origin, bytearray()
+    while block := source.streams[path].read(_BLOCK):  # in blocks: a single read would allocate the largest size first
+        text += block
+        if len(text) > LARGEST_BYTES:
+            raise InputError(
+                f"{path}: more than {LARGEST_BYTES >> 20} MiB of JSON, which has to be in memory at once; record with "
+                "rocprofv3 --output-format rocpd instead"
+            )
+    try:
+        content = _DECODER.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InputError(f"{path}: not a rocprofv3 JSON file: {error}") from error
+    del text
+    computed = [process for process in content.processes if process.buffer_records.kernel_dispatch]
+    if not computed:
+        raise InputError(f"{path}: {len(content.processes)} process(es), {NO_KERNELS}")
+    for process in computed:
+        yield _trace(source, process, shared=len(computed) > 1)
+
+
+def _trace(source: TraceInput, process: _Process, *, shared: bool) -> Trace:
+    gpus = {agent.id.handle: agent for agent in process.agents if agent.type == _GPU}
+    numbers = {
+        handle: agent.node_id if agent.logical_node_type_id == NULL else agent.logical_node_type_id
+        for handle, agent in gpus.items()
+    }
+    devices = {handle: number if NULL <= number < 2**31 else NULL for handle, number in numbers.items()}
+    records = process.buffer_records
+    ran, copied, node = records.kernel_dispatch, records.memory_copy, process.metadata.node
+    device = _int64([devices.get(row.dispatch_info.agent_id.handle, NULL) for row in ran])
+    visible = [
+        agent.runtime_visibility.get("hip", 1) for agent in gpus.values() if agent.runtime_visibility is not None
+    ]
+
+    def name(row: Any) -> tuple[str, str]:
+        """Return the names of the kind and operation of a record, "" where the file does not name them."""
+        tables = process.strings.buffer_records
+        if not 0 <= row.kind < len(tables):
+            return "", ""
+        table = tables[row.kind]
+        return table.kind, table.operations[row.operation] if 0 <= row.operation < len(table.operations) else ""
+
+    ranged = {text.key: text.value for text in process.strings.marker_api}
+    marks = [row for row in records.marker_api if name(row)[0] in MARKERS]
+    calls = [row for row in records.rccl_api if name(row)[0] == RCCL_API]
+    hip = [row for row in records.hip_api if name(row)[0].startswith(HIP_API)]
+    kernel, names = coded(
+        _columns_of(ran, "kernel=dispatch_info.kernel_id")["kernel"],
+        {
+            symbol.kernel_id: symbol.formatted_kernel_name or symbol.demangled_kernel_name or symbol.kernel_name
+            for symbol in process.kernel_symbols
+        },
+    )
+    return trace_of_rocprof(
+        source,
+        ROCPROF_JSON.name,
+        Process(
+            f"{source.origin} (process {process.metadata.pid})" if shared else source.origin,
+            pid=process.metadata.pid,
+            host=node.hostname if node else None,
+            gpus=tuple(np.unique(device[device != NULL]).tolist()),
+            all_gpus_visible=all(visible) if visible else None,
+            shared=shared,
+        ),
+        {**_columns_of(ran, _KERNELS), "device": device, "name": kernel},
+        names,
+        copies(
+            source.origin,
+            [name(row)[1] for row in copied],
+            (),
+            # The GPU at either end; between two GPUs, the one that receives.
+            device=_int64(
+                [devices.get(row.dst_agent_id.handle, devices.get(row.src_agent_id.handle, NULL)) for row in copied]
+            ),
+            **_columns_of(copied, f"{_SPAN} stream=stream_id.handle bytes=bytes"),
+        ),
+        Ranges(**_columns_of(marks, _SPAN), texts=[ranged.get(row.correlation_id.internal, "") for row in marks]),
+        {"text": [name(row)[1] for row in hip], **_columns_of(hip, f"{_SPAN} {_HOST}")},
+        {"text": [name(row)[1] for row in calls], **_columns_of(calls, f"{_SPAN} {_HOST}")},
+        copied_by=_columns_of(copied, "correlation=correlation_id.internal")["correlation"],
+        gaps=SERIALISED if process.callback_records.counter_collection else (),
+        copies_observed=bool(copied),
+    )
+
+
+def _columns_of(rows: Sequence[msgspec.Struct], fields: str) -> dict[str, Int64]:
+    """Return integer columns of rows, by `name here=path there`."""
+    return {
+        name: _int64(list(map(attrgetter(path), rows)))
+        for name, _, path in (field.partition("=") for field in fields.split())
+    }
+
+
+def _int64(values: list[int]) -> Int64:
+    """Return values as int64. Handles are unsigned 64-bit numbers; beyond 63 bits they only have to stay distinct."""
+    try:
+        return np.array(values, np.int64)
+    except OverflowError:
+        return np.array([value & (2**64 - 1) for value in values], np.uint64).astype(np.int64)
+
+
+ROCPROF_JSON: Final = Reader(
+    "rocprofv3-json",
+    "rocprofv3 *_results.json",
+    lambda head: head.text[:1] in (b"{", b"[") and b'"rocprofiler-sdk-tool"' in head.text[:4096],
+    _read_json,
+    process=process_of,
+)
+
 
 _TRACES: Final = ("kernel_trace", "memory_copy_trace", "rccl_api_trace", "marker_api_trace", "hip_api_trace")
 _COUNTERS: Final = "counter_collection"
@@ -37,7 +275,6 @@ STEMS: Final = (*_TRACES, _COUNTERS)
 """Ends of the names of the files that one process writes and this reader uses."""
 _ROWS: Final = 1 << 16
 """Rows held as Python objects at a time."""
-_SPAN: Final = "start_ns=start_timestamp end_ns=end_timestamp"
 _TABLES: Final = {
     "kernel": (
         f"name=kernel_name device=agent_id {_SPAN}",
@@ -81,7 +318,7 @@ def together(file: str) -> tuple[str, ...]:
     return (file, *(there for pair in pairs if (there := next((n for n in pair if Path(n).is_file()), None))))
 
 
-def _read(source: TraceInput) -> Iterator[Trace]:
+def _read_csv(source: TraceInput) -> Iterator[Trace]:
     texts = Numbered({"": 0})
     parts: dict[str, list[dict[str, Any]]] = {kind: [] for kind in _TABLES}
     counted = {path for path in source.streams if _COUNTERS in PurePath(path).name}
@@ -91,12 +328,12 @@ def _read(source: TraceInput) -> Iterator[Trace]:
             parts[kind].append(columns)
     tables = {kind: joined(parts_of, *_columns(kind)) for kind, parts_of in parts.items()}
     if not len(tables["kernel"]["guid"]):
-        raise InputError(f"{source.origin}: {rocprof.NO_KERNELS} and give its kernel_trace.csv")
+        raise InputError(f"{source.origin}: {NO_KERNELS} and give its kernel_trace.csv")
     guids = set(np.concatenate([table["guid"] for table in tables.values()]).tolist())
     from_name = {int(match[1]) for path in source.streams if (match := _PID.match(PurePath(path).name))}
     words = tuple(texts)
 
-    def coded(wanted: Callable[[str], bool]) -> list[int]:
+    def codes_where(wanted: Callable[[str], bool]) -> list[int]:
         return [code for code, text in enumerate(words) if wanted(text)]
 
     computed = np.unique(tables["kernel"]["guid"]).tolist()
@@ -108,15 +345,15 @@ def _read(source: TraceInput) -> Iterator[Trace]:
         where = f"{source.origin} ({words[guid]})" if words[guid] and len(guids) > 1 else source.origin
         notes = [f"{where}: rows of {len(pids)} processes without a Guid to tell them apart"] if len(pids) > 1 else []
         hip, rccl, marks = (
-            rows_of(called, np.isin(called["domain"], coded(wanted)))
+            rows_of(called, np.isin(called["domain"], codes_where(wanted)))
             for wanted in (
-                lambda text: text.startswith(rocprof.HIP_API),
-                rocprof.RCCL_API.__eq__,
-                rocprof.MARKERS.__contains__,
+                lambda text: text.startswith(HIP_API),
+                RCCL_API.__eq__,
+                MARKERS.__contains__,
             )
         )
-        to_host = np.isin(copied["name"], coded(lambda text: text.upper().endswith("TO_HOST")))
-        yield rocprof.trace_of_rocprof(
+        to_host = np.isin(copied["name"], codes_where(lambda text: text.upper().endswith("TO_HOST")))
+        yield trace_of_rocprof(
             source,
             ROCPROF_CSV.name,
             # "Agent 4" counts CPUs too, so it is not the number of a GPU, and says nothing about the rank.
@@ -231,7 +468,7 @@ ROCPROF_CSV: Final = Reader(
     "rocprofv3-csv",
     "rocprofv3 *_kernel_trace.csv and the files beside it",
     _matches,
-    _read,
+    _read_csv,
     together,
-    rocprof.process_of,
+    process_of,
 )
