@@ -22,8 +22,9 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from aorta.read.frames import Numbered
 from aorta.read.ledger import COMM, Gap, lacking
-from aorta.read.traces.claims import Claims, launched_by, reconciled
+from aorta.read.traces.claims import Claims, launches_of, reconciled
 from aorta.read.traces.interval_table import NULL, IntervalClass, Intervals, Trace, kind_of, look_up
 from aorta.read.traces.reader import Process, Ranges, TraceInput, checked, kernels, trace_of
 from aorta.timeline.arrays import Int64
@@ -121,11 +122,13 @@ def trace_of_rocprof(
     link = ran["correlation"]
     for ids in correlations[1:]:  # the calls know the kernel by either
         link = np.where(np.isin(ids, launches["correlation"]) & (ids > 0), ids, link)
+    texts = Numbered()
+    functions = np.array([texts[text] for text in launches["text"]], np.int64)
     claims = Claims(
         launches["start_ns"],
         launches["correlation"],
-        np.array([*map(launched_by, launches["text"])], np.int64),
-        np.array(launches["text"], str),
+        launches_of(functions, tuple(texts)),
+        functions,
         np.isin(launches["correlation"], sends),
         np.where((links := np.concatenate((link, copied_by))) > 0, links, NULL),  # 0: of no call
         launches["end_ns"] - launches["start_ns"],
