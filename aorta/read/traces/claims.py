@@ -283,7 +283,7 @@ def _lost(trace: Trace, claims: Claims, missing: NDArray[np.bool_]) -> Iterator[
     rows, what = trace.intervals, claims.launches
     step = step_of(claims.start_ns, trace.windows)
     graphs, sends = what == Launches.GRAPH, claims.sends & (what != Launches.GRAPH)
-    plain = missing & (what == Launches.KERNEL) & ~sends
+    plain, copies = (missing & (what == launched) & ~sends for launched in (Launches.KERNEL, Launches.COPY))
     # As many collectives ran as were issued, and in this step as many as in any: what it lost did not communicate.
     settled = _countable(claims) > 0 and not _fewer(trace, claims)
     of_comm, counts = np.unique(rows.step[rows.cls == IntervalClass.COMM], return_counts=True)
@@ -301,12 +301,7 @@ def _lost(trace: Trace, claims: Claims, missing: NDArray[np.bool_]) -> Iterator[
         (plain, (COMPUTE,), COMPUTE, "{count} launches have no kernel in the trace"),
         (may_send, (COMM,), COMPUTE, "{count} launches have no kernel in the trace"),
         (missing & sends & ~ran_all, (COMM,), COMM, "{count} launches of communication have no kernel in the trace"),
-        (
-            missing & (what == Launches.COPY) & ~sends,
-            (COPY,),
-            COPY,
-            "{count} calls that copy have no copy in the trace",
-        ),
+        (copies, (COPY,), COPY, "{count} calls that copy have no copy in the trace"),
         (missing & graphs, both, COMPUTE, "{count} launches of graphs have no kernel in the trace"),
         (short > 0, both, COMPUTE, "{count} launches of graphs have fewer kernels in the trace than the graph"),
     )

@@ -80,14 +80,13 @@ def entries(facts: Iterable[KernelFacts]) -> KernelEntries:
     """
     facts = list(facts)
     kept = {kind: [cast(KeptRows, getattr(device, kind)) for device in facts] for kind in KernelFacts._fields[:-1]}
-    rows = {kind: [row for part in parts for row in part.rows] for kind, parts in kept.items()}
-    rows["totals"] = _of_devices([part.rows for part in kept["totals"]])
+    totals = _of_devices([device.totals.rows for device in facts])
     reasons = {kind: list(dict.fromkeys(part.reason for part in parts if part.reason)) for kind, parts in kept.items()}
     left_out = {kind: sum(part.left_out for part in parts) for kind, parts in kept.items()}
     return KernelEntries(
-        by_name=by_name(rows["totals"], sum(device.total_ms for device in facts)),
-        totals=rows["totals"],
-        gaps=rows["gaps"],
+        by_name=by_name(totals, sum(device.total_ms for device in facts)),
+        totals=totals,
+        gaps=[row for device in facts for row in device.gaps.rows],
         reasons={kind: stated for kind, stated in reasons.items() if stated},
         left_out={kind: count for kind, count in left_out.items() if count},
     )

@@ -395,9 +395,8 @@ def _device(trace: Trace, timeline: DeviceTimeline) -> DeviceTables:
             balance.reasons.update(dict.fromkeys(OF_LENGTH, UNTIMED))
     reasons: dict[tuple[tuple[str, str], ...], int] = {}
     codes = [reasons.setdefault(tuple(balance.reasons.items()), len(reasons)) for balance in of_steps]
-    in_step, tiles, masks = tile_windows(
-        window, {TRACE_LANES.index(name): lane for name, lane in timeline.lanes.items()}
-    )
+    lanes = {TRACE_LANES.index(name): lane for name, lane in timeline.lanes.items()}
+    in_step, tiles, masks = tile_windows(window, lanes)
     steps, broken = audit(
         Steps(
             global_step=numbers,
