@@ -254,10 +254,6 @@ class Trace:
     host_waits: IntervalArray | None = None
     device_waits: IntervalArray | None = None
 
-    def unobserved(self, lane: str) -> str | None:
-        """Return why nothing is known of a lane in any window; None where it was observed, if not in full."""
-        return next((gap.why for gap in self.gaps if gap.lane == lane and not gap.seen and gap.step is None), None)
-
 
 def collectives_in(trace: Trace, rows: Intervals, steps: Int64 | None, start_ns: Int64) -> Collectives:
     """Return the collectives that start inside a step of one device, by step, then start, numbered so that

@@ -51,7 +51,8 @@ class KernelFacts(NamedTuple):
 
 def kernel_facts(trace: Trace) -> KernelFacts:
     """Sum up the kernels of a trace of `health.check_rows`."""
-    unseen = trace.unobserved(COMPUTE)
+    unobserved = (gap.why for gap in trace.gaps if gap.lane == COMPUTE and not gap.seen and gap.step is None)
+    unseen = next(unobserved, None)
     if unseen is not None and (trace.intervals.device == NULL).all():  # rows of the host, none of the device
         nothing = KeptRows((), unseen)
         return KernelFacts(nothing, nothing, KeptRows(()))
