@@ -39,7 +39,7 @@ class KeptRows(NamedTuple):
 
 
 class KernelFacts(NamedTuple):
-    """The kernels of one trace: entries of `documents.dataset`, by the fields of `KernelEntries` and `TraceEntries`.
+    """The kernels of one trace: entries of `documents.kernels`, by the fields of `KernelEntries` and `TraceEntries`.
     `total_ms`: of all kernels, those that are not kept too.
     """
 

@@ -1,6 +1,6 @@
 """What a reader of traces is given and gives, and what is done with it once for every format: rank and steps are found.
 
-A `Reader` (they are listed in `trace_files.READERS`) recognises its files by their first bytes, and gives what each
+A `Reader` (they are listed in `files.READERS`) recognises its files by their first bytes, and gives what each
 process recorded: rows of kernels and copies, and the ranges of its code. `trace_of` finds rank and steps of them.
 
     def read(source: TraceInput) -> Iterator[Trace]:
@@ -97,7 +97,7 @@ class Reader(NamedTuple):
     Attributes:
         name: `Trace.format`.
         files: what messages and docs/traces.md call its files.
-        matches: whether a file that begins so is of this format; of no other in `trace_files.READERS`.
+        matches: whether a file that begins so is of this format; of no other in `files.READERS`.
         read: gives the traces in the files. Raises `InputError` that names one that is damaged.
         together: file -> the files that the same process wrote, itself first; None where a file is whole by itself.
         process: file -> what is the same for all files of one process: of those, the format that comes first is read.
