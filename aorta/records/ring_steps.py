@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from itertools import repeat
+from itertools import repeat, starmap
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
@@ -22,16 +22,7 @@ from msgspec import UNSET, UnsetType
 from numpy.typing import NDArray
 
 from aorta.records import ring_file as rf
-from aorta.records.device_rows import (
-    Communication,
-    DevicePace,
-    DeviceRows,
-    Stretch,
-    communicator_of,
-    launch_of,
-    stretches,
-)
-from aorta.records.device_steps import DeviceBatch, holding, marks_of
+from aorta.records.device_steps import Communication, DeviceSteps, Stretch, holding, marks_of, stretches
 from aorta.records.ring_file import Part, RingFile
 from aorta.records.schema import AuxRange, Collective, ComputeRange, EndSource, Stall, StallCause, Step, Wait
 from aorta.records.step_line import (
@@ -73,7 +64,6 @@ class _Issued(NamedTuple):
         counted: whether the backend's own counter includes it.
         untimed: why it can have no end, if so.
         starts, ends: in nanoseconds of the clock; 0 where it has not ended.
-        communication: of each step what a device's marks say, where there is a device.
     """
 
     rows: list[Collective]
@@ -82,7 +72,6 @@ class _Issued(NamedTuple):
     untimed: list[str | None]
     starts: Int64
     ends: Int64
-    communication: list[list[Communication]]
 
 
 class RingSteps:
@@ -109,7 +98,7 @@ class RingSteps:
             self.next_row = int(begun[-_AGAIN:][0]) if len(begun) else first
         self._facts, self.kernels = facts, dict[int, WindowKernels]()
         self._kinds = [kind if of_a_pair else None for kind, of_a_pair in facts.operators]  # that names have
-        self._device = None if facts.bound_ns is None else DeviceRows(facts.bound_ns)
+        self._device = None if facts.bound_ns is None else DeviceSteps(facts.bound_ns)
         self._lines = StepLines(facts.rank, facts.world_size, facts.anchor, facts.no_values)
         self._coverages, self._workers = Coverages(), dict[str, GlooWorkers]()
         nothing = np.zeros(0, np.int64)
@@ -199,10 +188,9 @@ class RingSteps:
         if self._device is not None:
             called = called.where(~passed_over[called.step])
         stalled, tails, gaps, notes = part(rf.STALL), part(rf.TAIL), part(rf.GAP), naming(rf.NOTE, "b2")
-        paces = []
         if self._device is not None:
-            paces = self._device.paces(marks_of(rows, step_of, len(step_rows)))
-        issued = self._issued(called, part(rf.LINK, ended=False), part(rf.SPAN, ended=False), names, paces)
+            self._device.begin(windows, marks_of(rows, step_of, len(step_rows)))
+        issued = self._issued(called, part(rf.LINK, ended=False), part(rf.SPAN, ended=False), names)
         awaited = self._awaited(gaps, part(rf.JOINED, ended=False), names)
         waited = self._waits(waits, awaited, tails, called, issued, names, begin.tolist())
         comm = self._communication(called, issued, int(end[-1]))
@@ -248,9 +236,9 @@ class RingSteps:
             bubbles=_bubbles(stages, waited, windows, texts) if len(stages.rows) else None,
             tiled=True,
         )
-        compute, device = clipped(passes, computed), None
-        if self._device is not None:
-            device, copies = DeviceBatch(self._device, windows, paces, issued.communication), part(rf.COPY, ended=False)
+        compute, device = clipped(passes, computed), self._device
+        if device is not None:
+            copies = part(rf.COPY, ended=False)
             device.read_copies(copies, no_copies, captured)
             bubbles = self._in_stages(waits, awaited, stages, texts, names, len(step_rows))
             certain = device.read_certain(
@@ -258,7 +246,7 @@ class RingSteps:
             )
             measure = partial(measure, copy=device.copying)
             measured = measure(windows, compute=compute, comm=comm, certain=certain)
-            measured = device.without_copies(measured)
+            measured = list(starmap(device.without_copies, enumerate(measured)))
         else:
             measured = measure(windows, compute=compute, comm=comm)
         stalls = _by_window(windows, {"wait": subtract(blocked, handing), "hand_over": handing})
@@ -305,8 +293,8 @@ class RingSteps:
                 unfinished=unfinished,
                 total=own.stop - own.start,
                 continues=bool(flags & rf.CONTINUES),
-                ahead_before=_pair(before),
-                ahead_after=_pair(after),
+                ahead_before=divmod(before, 1 << 32),
+                ahead_after=divmod(after, 1 << 32),
                 outside=outside,
                 unwatched=unwatched,
                 captured=captured[number],
@@ -328,8 +316,7 @@ class RingSteps:
             lines.append(
                 self._lines.line(
                     StepFacts(
-                        in_epoch >> 32,
-                        in_epoch & 0xFFFFFFFF,
+                        *divmod(in_epoch, 1 << 32),
                         global_step,
                         values[number].get(rf.LR),
                         bool(flags & rf.WARMUP),
@@ -359,9 +346,9 @@ class RingSteps:
             )
         return lines
 
-    def _issued(self, called: Part, links: Part, spans: Part, names: list[Any], paces: list[DevicePace]) -> _Issued:
+    def _issued(self, called: Part, links: Part, spans: Part, names: list[Any]) -> _Issued:
         """Return the collectives in order of issue. gloo tells when one ended; when it began follows from its queue, or
-        an emulated link says so. `spans`: of those on a device, between marks; `paces`: of each step there.
+        an emulated link says so. `spans`: of those on a device, between marks.
         """
         facts, device, rows = self._facts, self._device, called.rows
         both, count = rows["b"].tolist(), len(rows)
@@ -372,7 +359,6 @@ class RingSteps:
         sources: list[EndSource | None] = [_SOURCES[end & 1] if end else None for end in both]
         starts, backend_ends = list[int | None]([None] * count), list[int | None]([None] * count)
         firsts, untimed = [0] * count, list[str | None]([None] * count)
-        communication: list[list[Communication]] = [[] for _ in paces]
         linked = {at: link for at, *link in links.columns("x", "a", "b", "flags")}
         marked = {at: span for at, *span in spans.columns("x", "a", "b", "b2", "y", "flags")}
         for at, (step, stamp, issue_ns, (group, lanes, _, _)) in enumerate(
@@ -386,7 +372,7 @@ class RingSteps:
                 begin_ns, end_of_span_ns, sent_ns, packed, reason = span
                 starts[at], ends[at] = begin_ns or None, (end_ns := end_of_span_ns or None)
                 sources[at] = "event" if sent_ns else None
-                untimed[at], launch = rf.UNTIMED.get(reason), launch_of(packed)
+                untimed[at], launch = rf.UNTIMED.get(reason), (packed >> 32) - 1 if packed >> 32 else None
                 counted[at] = counted[at] and device.counts(operators[at].kind, launch)
             if end_ns is None:
                 continue
@@ -397,15 +383,18 @@ class RingSteps:
                     self._workers[group] = GlooWorkers(lanes)
                 start_ns = self._workers[group].start_ns(issue_ns, end_ns)
             starts[at] = firsts[at] = start_ns
-            if span is not None and device is not None:
-                communicator = None if by_queue else communicator_of(packed, group)
+            if device is None:
+                continue
+            ran = Communication(operators[at].kind, (start_ns, end_ns), [(start_ns, end_ns)], on_device=False)
+            if span is not None:
+                which = packed & 0xFFFFFFFF
+                communicator = group if which == rf.OF_THE_GROUP else f"{group} {which - rf.OF_A_PEER}"
+                if by_queue or which == rf.UNKNOWN_COMMUNICATOR:
+                    communicator = None
                 stretch = Stretch(start_ns, end_ns, sent_ns or None)
-                ran = device.ran(operators[at].kind, communicator, launch, stretch, paces[step])
-                starts[at], firsts[at] = ran.start_ns, ran.communication.possible[0]
-                communication[step].append(ran.communication)
-            elif paces:
-                span_ns = (start_ns, end_ns)
-                communication[step].append(Communication(operators[at].kind, span_ns, [span_ns], False))
+                starts[at], ran = device.ran(operators[at].kind, communicator, launch, stretch, device.paces[step])
+                firsts[at] = ran.possible[0]
+            device.own[step].append(ran)
         origins = called.begins().tolist()
 
         def offsets(times: list[int | None]) -> list[int | None]:
@@ -432,7 +421,6 @@ class RingSteps:
             untimed,
             np.array(firsts, np.int64),
             over,
-            communication,
         )
 
     def _communication(self, called: Part, issued: _Issued, until_ns: int) -> dict[str, IntervalArray]:
@@ -527,10 +515,6 @@ class RingSteps:
             if name.group in groups[step]:
                 by_step[step].append(stretch)
         return by_step
-
-
-def _pair(packed: int) -> tuple[int, int]:
-    return packed >> 32, packed & 0xFFFFFFFF
 
 
 def _bubbles(stages: Part, waited: Sequence[Sequence[Wait]], windows: IntervalArray, texts: list[str]) -> IntervalArray:

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.records.device_rows import Communication
+from aorta.records.device_steps import Communication
 from aorta.timeline.arrays import (
     Int64,
     Interval,
@@ -35,14 +35,6 @@ CLOCK_NOISE_NS = 5_000
 """What single times of a profiler are off by (ends of 384 collectives on an H200: 5.6 us)."""
 Pass: TypeAlias = tuple[str, str, int, int]
 """A pass of a block: (block, phase, start_ns, end_ns), in nanoseconds of the clock."""
-
-
-class RunningKernels(NamedTuple):
-    """When kernels computed and communicated in one step, merged; collectives of unknown kind stand apart."""
-
-    compute: IntervalArray
-    comm: dict[str, IntervalArray]
-    of_unknown_kind: IntervalArray
 
 
 @dataclass
@@ -95,8 +87,9 @@ class WindowKernels:
 
     def within(
         self, passes: Sequence[Pass], communication: Sequence[Communication], window: Interval
-    ) -> RunningKernels | None:
-        """Return the kernels of a step; None, with a `problem`, where some are missing.
+    ) -> tuple[IntervalArray, dict[str, IntervalArray], IntervalArray] | None:
+        """Return when kernels of a step computed, when they communicated by kind, and when of unknown kind, all merged;
+        None, with a `problem`, where some are missing.
 
         Args:
             communication: the collectives that touch the step.
@@ -126,7 +119,7 @@ class WindowKernels:
         for kind in sorted({op.kind for op in communication}):
             on_host = interval_array(op.possible for op in communication if op.kind == kind and not op.on_device)
             kinds[kind] = union([on_host, _chosen(comm, kind_of == kind)])
-        return RunningKernels(compute, kinds, merge(_chosen(comm, nearest < 0)))
+        return compute, kinds, merge(_chosen(comm, nearest < 0))
 
     def compare(
         self,

@@ -22,8 +22,7 @@ from aorta.instrument.operators import offered
 from aorta.records import ring_file as rf
 from aorta.records import ring_steps
 from aorta.records.clocks import boot_id, read_clocks
-from aorta.records.device_rows import DevicePace, DeviceRows, Stretch
-from aorta.records.device_steps import marks_of
+from aorta.records.device_steps import DevicePace, DeviceSteps, Stretch, marks_of
 from aorta.records.progress import ROWS_AT, UnreadableProgress
 from aorta.records.ring_file import RingFile, RingGroup
 from aorta.records.ring_rows import RingRows
@@ -250,8 +249,8 @@ MARK_NS = 3
 
 
 @pytest.fixture
-def device() -> DeviceRows:
-    return DeviceRows(0)
+def device() -> DeviceSteps:
+    return DeviceSteps(0)
 
 
 PACE = DevicePace(0, [(50, 0), (50 + MARK_NS, 1)])
@@ -262,8 +261,8 @@ def test_a_queued_collective_may_have_begun_before_the_mark_behind_the_one_befor
     """By as much as that mark takes; at any time, where the host recorded it after the end."""
     spans = (Stretch(200, 300, sent_ns), Stretch(250, 400, 30), Stretch(280, 500, 30))
     found = [device.ran("allreduce", "0", None, span, PACE) for span in spans]
-    assert [ran.communication.possible for ran in found] == [(200, 300), (first_ns, 400), (400 - 2 * MARK_NS, 500)]
-    assert [ran.start_ns for ran in found] == [200, 300, 400]
+    assert [ran.possible for _, ran in found] == [(200, 300), (first_ns, 400), (400 - 2 * MARK_NS, 500)]
+    assert [start_ns for start_ns, _ in found] == [200, 300, 400]
 
 
 @pytest.mark.parametrize(
@@ -276,13 +275,13 @@ def test_a_queued_collective_may_have_begun_before_the_mark_behind_the_one_befor
     ids=["one launch", "free when the latest has ended"],
 )
 def test_when_a_communicator_is_free(device, launch, spans, starts_ns):
-    found = [device.ran("allreduce", "0", launch, Stretch(*span, 1), PACE).start_ns for span in spans]
+    found = [device.ran("allreduce", "0", launch, Stretch(*span, 1), PACE)[0] for span in spans]
     assert found == starts_ns
 
 
-def test_readings_of_the_hosts_clock_are_no_devices(device: DeviceRows) -> None:
-    ran = device.ran("allreduce", "0", None, Stretch(200, 300), PACE)
-    assert (ran.communication.certain, ran.communication.on_device) == ([(200, 300)], False)
+def test_readings_of_the_hosts_clock_are_no_devices(device: DeviceSteps) -> None:
+    _, ran = device.ran("allreduce", "0", None, Stretch(200, 300), PACE)
+    assert (ran.certain, ran.on_device) == ([(200, 300)], False)
 
 
 def test_names_are_listed_once_and_stand_for_others_where_there_is_no_space() -> None:

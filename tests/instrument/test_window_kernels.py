@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from aorta.records import ring_file as rf
-from aorta.records.device_rows import Communication
+from aorta.records.device_steps import Communication
 from aorta.records.ring_steps import RingSteps
 from aorta.records.window_kernels import CLOCK_NOISE_NS, Pass, WindowKernels
 from aorta.timeline.arrays import IntervalArray, interval_array
@@ -151,8 +151,8 @@ def within(kernels: WindowKernels, *of_step: Any) -> tuple[Pairs, dict[str, Pair
     """What they say of a step: when it computed, when it communicated, by kind, and when of unknown kind."""
     if (running := kernels.within(*of_step)) is None:
         return None
-    comm = {kind: pairs(columns) for kind, columns in running.comm.items()}
-    return pairs(running.compute), comm, pairs(running.of_unknown_kind)
+    compute, comm, of_unknown_kind = running
+    return pairs(compute), {kind: pairs(columns) for kind, columns in comm.items()}, pairs(of_unknown_kind)
 
 
 def test_a_step_has_the_kernels_between_its_ends():

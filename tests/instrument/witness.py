@@ -13,7 +13,7 @@ from typing import Any
 from msgspec import UNSET
 
 from aorta.records import ring_file as rf
-from aorta.records.device_rows import ROUND_A_COLLECTIVE, Communication, DevicePace, Stretch, lead_ms, nearly_all
+from aorta.records.device_steps import ROUND_A_COLLECTIVE, Communication, DevicePace, Stretch, lead_ms, nearly_all
 from aorta.records.ring_file import RingFile
 from aorta.records.schema import AuxRange, Collective, ComputeRange, Copy, Stall, Step, Wait
 from aorta.records.step_line import (

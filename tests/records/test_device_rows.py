@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aorta.records.device_rows import DevicePace, Stretch, lead_ms, nearly_all
+from aorta.records.device_steps import DevicePace, Stretch, lead_ms, nearly_all
 from aorta.records.step_line import GlooWorkers
 from tests.pair_algebra import intersect, measure, merge
 
