@@ -37,7 +37,7 @@ import psutil
 
 from aorta.experiments.process import MARK
 from aorta.records.progress import UnreadableProgress, progress_files, read_progress
-from aorta.records.salvage import salvage
+from aorta.records.ring_record import salvage
 from tests.rank_records import read_rank
 from tests.runs import ROOT, SMALL, environment, job
 

@@ -68,8 +68,8 @@ from aorta.records.clocks import boot_id
 from aorta.records.device_values import from_json, from_text, json_in_output, normalised
 from aorta.records.progress import ProgressWatch, UnreadableProgress, progress_files
 from aorta.records.ring_file import RingGroup
+from aorta.records.ring_record import salvage
 from aorta.records.run_files import CALLS_FILE, RPC_FILE, Call, RpcFacts, Worker
-from aorta.records.salvage import salvage
 from aorta.records.schema import DeviceSample, DeviceTelemetry
 from aorta.report.command import overlap_report
 from aorta.report.page import page_content

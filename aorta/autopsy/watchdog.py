@@ -17,7 +17,7 @@ import time
 from collections import deque
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
@@ -36,11 +36,8 @@ from aorta.records.progress import (
     UnreadableProgress,
     progress_files,
 )
+from aorta.records.ring_record import RingRecord, salvage
 from aorta.records.run_files import AUTOPSY_DIR
-from aorta.records.salvage import salvage
-
-if TYPE_CHECKING:  # loads numpy
-    from aorta.records.ring_record import RingRecord
 
 LEAST_S: Final = 10.0
 RECENT_STEPS: Final = 1000
@@ -100,8 +97,6 @@ class LineMaker:
         path = self._folder / PROGRESS_DIR / PROGRESS_FILE.format(rank=rank)
         if not path.exists():
             return
-        from aorta.records.ring_record import RingRecord
-
         with suppress(OSError, InputError, ValueError):  # an earlier run's, or it says nothing of rows yet
             self._records[rank] = RingRecord(self._folder, path)
             self._awaited.discard(rank)

@@ -43,6 +43,7 @@ from aorta.records.files import (
     write_whole,
 )
 from aorta.records.progress import PROGRESS_DIR
+from aorta.records.ring_record import salvage
 from aorta.records.run_files import (
     AUTOPSY_DIR,
     ENVIRONMENT_NAMES,
@@ -58,7 +59,6 @@ from aorta.records.run_files import (
     history_name,
     read_manifest,
 )
-from aorta.records.salvage import salvage
 from aorta.records.schema import SCHEMA_VERSION
 from aorta.redaction import SECRET, hide, redact
 from aorta.version import __version__

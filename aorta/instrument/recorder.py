@@ -3,7 +3,7 @@
 The interceptor, compiled (`native/ring.hpp`) or in Python, appends collectives, waits and passes of blocks; here steps,
 ranges and values are. A training step that is not drawn (`sampling`) is passed over, which has a path of its own, as
 short as can be. A killed rank loses no step that has ended: what is in its ring and not in its record is read later
-(`aorta.records.salvage`). Must not wait for anything inside the loop.
+(`aorta.records.ring_record`). Must not wait for anything inside the loop.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from aorta.errors import RecordWriteError
-from aorta.records import ring_file as rf
+from aorta.records.progress import GIVEN_UP
 from aorta.records.ring_file import RingFile
 from aorta.records.ring_steps import MOST, RingSteps
 from aorta.records.schema import Step
@@ -104,7 +104,7 @@ class RingLines:
     def _must_go_on(self) -> bool:
         """Return whether the process that should make lines does not: it gave up, or is dead, stopped or too slow."""
         ring, now_s = self._ring, time.monotonic()
-        if ring.owner == rf.GIVEN_UP or ring.count - ring.read > ring.slots // 2:
+        if ring.owner == GIVEN_UP or ring.count - ring.read > ring.slots // 2:
             return True
         if now_s - self._looked_s < ELSEWHERE_WITHIN_S:
             return False

@@ -27,6 +27,7 @@ from aorta.read.record_columns import read_tables
 from aorta.read.run import RankTables, Run, gaps_of, partial_steps
 from aorta.records.clocks import CLOCK_SYNC_FILE, RankClock, read_clock_sync
 from aorta.records.record_file import header_of
+from aorta.records.ring_record import salvage
 from aorta.records.run_files import (
     MANIFEST_FILE,
     RANK_FILE,
@@ -36,7 +37,6 @@ from aorta.records.run_files import (
     read_manifest,
     why_unrecorded,
 )
-from aorta.records.salvage import salvage
 from aorta.records.schema import PYTHON_COST, SCHEMA_VERSION, WORLD_LIMIT, Header, chosen_python
 
 Manifest: TypeAlias = Mapping[str, object]

@@ -53,6 +53,9 @@ KEPT: Final = 1024
 """The newest collectives of a rank, which are evidence, and stay when its rows are in the record."""
 NOWHERE: Final = -1
 """In place of a step before the first."""
+NOBODY: Final = 0
+GIVEN_UP: Final = -1
+"""Owners of a ring that are no process: nobody makes its lines yet; the process that did no longer does."""
 NO_PEER: Final = 0xFFFF_FFFF
 """The lower half of a collective's `b2` where it has no peer, or none is known."""
 

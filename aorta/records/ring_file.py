@@ -91,9 +91,6 @@ from aorta.records.progress import (
 )
 from aorta.records.schema import ClockReading, CopyDirection, Integer, Rank
 
-NOBODY: Final = 0
-GIVEN_UP: Final = -1
-"""Owners of a ring that are no process: nobody makes its lines yet; the process that did no longer does."""
 _RANKS_UNTIL: Final = (ROWS_AT - NAMES_AT) // 2
 """So much of the space for names may be taken where groups are still listed with their ranks."""
 
@@ -398,7 +395,7 @@ class RingFile:
 
     @property
     def owner(self) -> int:
-        """The process that makes lines of its rows, and writes to the record; or `NOBODY`, `GIVEN_UP`."""
+        """The process that makes lines of its rows, and writes to the record; or `progress.NOBODY`, `GIVEN_UP`."""
         return self._words[OWNER_WORD]
 
     @owner.setter

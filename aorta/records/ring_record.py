@@ -1,30 +1,45 @@
-"""A rank's record, as another process than the rank continues it: with lines of the steps in the rank's ring.
+"""A rank's record, as another process than the rank continues it: with lines of the steps in the rank's ring, also of
+those that the rank had finished when it was killed.
 
     record = RingRecord(folder, ring_path)
     while record.claim():               # False once the rank makes its lines itself
         record.append()
 
+    salvage(folder, problems)           # of all ranks that were killed; how many steps were appended
+
 One process at a time writes to a record: it is locked for as long as lines are appended, and the ring says whose turn
-it is (`RingFile.owner`). Whoever takes over begins behind the last line in the file, so that no step is there twice.
-Must not import torch, or write to a record that has ended.
+it is (`RingFile.owner`). Whoever takes over begins behind the last line in the file, so that no step is there twice. A
+rank holds a lock on its ring for as long as it lives, and notes there when its record is whole. Must not import torch,
+load numpy before a ring is read, or write to a record that has ended; `salvage` must not touch that of a rank that may
+live, or raise.
 """
 
 from __future__ import annotations
 
+import fcntl
 import gc
+import logging
 import os
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 from aorta.errors import RecordWriteError
-from aorta.records.clocks import read_clocks
-from aorta.records.progress import UnreadableProgress
+from aorta.records.clocks import boot_id, read_clocks
+from aorta.records.files import open_own
+from aorta.records.progress import GIVEN_UP, NOBODY, UnreadableProgress, may_have_unread_rows, progress_files
 from aorta.records.record_file import RecordWriter, header_of
-from aorta.records.ring_file import GIVEN_UP, NOBODY, RingFile
-from aorta.records.ring_steps import RingSteps
 from aorta.records.run_files import RANK_FILE
 from aorta.records.schema import Anchor, Step
+
+if TYPE_CHECKING:
+    from aorta.records.ring_steps import RingSteps
+
+_log = logging.getLogger(__name__)
+_SURELY_DEAD_S: Final = 600.0
+"""Since the last line of another host's record: its locks may not be seen from here."""
 
 
 class RingRecord:
@@ -36,6 +51,8 @@ class RingRecord:
     """
 
     def __init__(self, folder: Path, path: Path) -> None:
+        from aorta.records.ring_file import RingFile
+
         self.ring = RingFile.open(path)
         self.path = folder / RANK_FILE.format(rank=self.ring.facts.rank)
         if header_of(self.path).clock != self.ring.facts.anchor:
@@ -68,6 +85,8 @@ class RingRecord:
             self.close()
             return False
         if self._steps is None:
+            from aorta.records.ring_steps import RingSteps
+
             self._writer.resume(*ring.written)
             self._steps = RingSteps(ring, behind_ns=self._writer.last_start_ns)
         return True
@@ -121,3 +140,36 @@ def uncollected() -> Iterator[None]:
     finally:
         if collecting:
             gc.enable()
+
+
+def salvage(folder: Path, problems: list[str] | None = None) -> int:
+    """Complete the records of a run folder whose ranks were killed; returns how many steps were appended. Sentences
+    about rings that cannot be used are added to `problems`.
+    """
+    messages = [] if problems is None else problems
+    return sum(_salvaged(folder, path, messages) for path in progress_files(folder) if may_have_unread_rows(path))
+
+
+def _salvaged(folder: Path, path: Path, problems: list[str]) -> int:
+    try:
+        with open_own(path, existing=True) as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with closing(RingRecord(folder, path)) as record:
+                process = record.ring.process
+                elsewhere = process is None or process.boot_id != boot_id()
+                if elsewhere and time.time() - record.path.stat().st_mtime < _SURELY_DEAD_S:
+                    return 0
+                record.claim(of_dead=True)
+                count = record.append(late=True)
+                record.ring.note_whole()
+                record.ring.keep_progress()
+    except BlockingIOError:  # the rank lives, or another process is at it
+        return 0
+    except Exception as error:  # noqa: BLE001  a ring comes from elsewhere; what the record has is read all the same
+        why = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        problems.append(f"{path.name}: steps that its rank had finished may be missing: it cannot be used: {why}")
+        _log.info("%s: nothing is taken from it: %s: %s", path, type(error).__name__, error)
+        return 0
+    if count:
+        _log.info("%s: appended %d steps that the killed rank had not written", record.path, count)
+    return count

@@ -12,10 +12,8 @@ import psutil
 import pytest
 
 from aorta.errors import RecordWriteError
-from aorta.records.progress import may_have_unread_rows
-from aorta.records.ring_file import GIVEN_UP
-from aorta.records.ring_record import RingRecord
-from aorta.records.salvage import salvage
+from aorta.records.progress import GIVEN_UP, may_have_unread_rows
+from aorta.records.ring_record import RingRecord, salvage
 from aorta.records.schema import Anchor, Footer
 from tests.analysis import builders
 from tests.instrument.test_rows import ByHand

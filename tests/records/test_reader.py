@@ -322,7 +322,7 @@ def test_a_header_repeats_lanes_and_columns_by_default(header):
 
 
 def test_following_a_rank_loads_no_library_of_columns(pytestconfig):
-    code = "import sys; from aorta.records import progress, record_file, run_files, salvage, schema\n"
+    code = "import sys; from aorta.records import progress, record_file, ring_record, run_files, schema\n"
     code += "print({'torch', 'numpy', 'pandas', 'matplotlib'} & sys.modules.keys())"
     seen = subprocess.run([sys.executable, "-c", code], cwd=pytestconfig.rootpath, capture_output=True, text=True)
     assert (seen.returncode, seen.stdout) == (0, "set()\n"), seen.stderr

@@ -11,11 +11,11 @@ from unittest.mock import Mock
 import pytest
 
 from aorta.read.record import load_run
-from aorta.records import salvage as salvage_module
+from aorta.records import ring_record
 from aorta.records.progress import ROWS_AT, SLOTS, may_have_unread_rows
 from aorta.records.ring_file import ROW
+from aorta.records.ring_record import salvage
 from aorta.records.ring_steps import MOST
-from aorta.records.salvage import salvage
 from tests.recording.told_program import Recorded, steps_of
 from tests.runs import until
 
@@ -102,5 +102,5 @@ def test_a_ring_of_another_record_or_a_damaged_one_is_left_alone(run):
 
 
 def test_a_folder_that_cannot_be_written_is_read_as_it_is(run, monkeypatch):
-    monkeypatch.setattr(salvage_module, "open_own", Mock(side_effect=OSError(errno.EROFS, os.strerror(errno.EROFS))))
+    monkeypatch.setattr(ring_record, "open_own", Mock(side_effect=OSError(errno.EROFS, os.strerror(errno.EROFS))))
     assert salvage(run) == 0
