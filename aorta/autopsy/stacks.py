@@ -27,8 +27,7 @@ from typing import BinaryIO, Final
 
 from aorta.autopsy.evidence import RankExit, ThreadStack
 from aorta.records.files import OF_THIS_PROCESS, open_own, read_small
-from aorta.records.process import PROC, start_ticks
-from aorta.records.progress import ProgressFacts
+from aorta.records.progress import PROC, ProgressFacts, start_ticks
 
 _THREAD: Final = re.compile(
     r"^(?:(?:Current thread|Thread) 0x(?P<id>[0-9a-f]+)(?: \[(?P<name>.*)\])?|Stack) \(most recent"

@@ -42,7 +42,7 @@ from aorta.read.ledger import COMM, Gap, nulled, of_steps, resting_on
 from aorta.read.record_details import WORDS, RecordDetails, add_spans, has_bubbles, mono_ns, samples_from_text
 from aorta.read.run import COMPLETED, NO_STEPS, RankTables, Source
 from aorta.records.clocks import boot_id
-from aorta.records.process import process_facts
+from aorta.records.progress import process_facts
 from aorta.records.record_file import (
     Problems,
     StepLine,

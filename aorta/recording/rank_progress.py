@@ -31,8 +31,15 @@ from aorta.instrument.transparent import observed_steps
 from aorta.recording.meeting import joined
 from aorta.records.clocks import boot_id
 from aorta.records.files import shared_folder
-from aorta.records.process import pid_namespace, start_ticks
-from aorta.records.progress import PROGRESS_DIR, PROGRESS_FILE, STACKS_FILE, Progress, ProgressFacts
+from aorta.records.progress import (
+    PROGRESS_DIR,
+    PROGRESS_FILE,
+    STACKS_FILE,
+    Progress,
+    ProgressFacts,
+    pid_namespace,
+    start_ticks,
+)
 from aorta.records.ring_file import RingFile
 
 _log = logging.getLogger(__name__)

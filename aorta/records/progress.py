@@ -1,4 +1,5 @@
-"""Where a rank is in its loop, and what it has issued, by its ring: while it runs, is stuck, or is dead.
+"""Where a rank is in its loop, and what it has issued, by its ring: while it runs, is stuck, or is dead; and what /proc
+says of its process, where `start_ticks` tells it from a later one of the same pid.
 
     progress = RingFile.create(path, process=facts).progress    # in the rank
     with progress.phase("checkpoint"):
@@ -34,8 +35,9 @@ from aorta.records.schema import WORLD_LIMIT, Integer, Rank
 if TYPE_CHECKING:  # loads numpy
     from numpy.typing import NDArray
 
-    from aorta.records.ring_file import RingFacts
+    from aorta.records.ring_file import RingFacts, RingGroup
 
+PROC: Final = Path("/proc")
 PROGRESS_DIR: Final = "progress"
 PROGRESS_FILE: Final = "rank_{rank}.bin"
 PROGRESS_FILE_GLOB: Final = "rank_*.bin"
@@ -111,13 +113,6 @@ class ProgressFacts(msgspec.Struct, frozen=True, kw_only=True):
     error_file: str | None = None
 
 
-class ProgressGroup(NamedTuple):
-    """A process group of the rank: its global ranks, by rank within the group; empty where they are not listed."""
-
-    name: str
-    ranks: tuple[Rank, ...]
-
-
 class ProgressCollective(msgspec.Struct, frozen=True, kw_only=True):
     """One collective, or one send or receive, as it was issued.
 
@@ -132,7 +127,7 @@ class ProgressCollective(msgspec.Struct, frozen=True, kw_only=True):
         completed_ns: when, None: that is not known.
     """
 
-    group: ProgressGroup | None
+    group: RingGroup | None
     number: int
     kind: str
     dtype: str | None
@@ -179,7 +174,7 @@ class ProgressSeen(msgspec.Struct, frozen=True, kw_only=True):
 
     facts: ProgressFacts
     state: ProgressState
-    groups: tuple[ProgressGroup, ...]
+    groups: tuple[RingGroup, ...]
     collectives: tuple[ProgressCollective, ...]
     looked_ns: int | None
     overwritten: tuple[str, ...]
@@ -188,6 +183,41 @@ class ProgressSeen(msgspec.Struct, frozen=True, kw_only=True):
 
 class UnreadableProgress(ValueError):
     """A file is no ring, of another version, or too short."""
+
+
+class ProcessFacts(NamedTuple):
+    """Of /proc/PID/stat. `state` is its letter; `exit_code` as `os.waitstatus_to_exitcode` takes it, which is there
+    until the parent has asked for it.
+    """
+
+    state: str
+    start_ticks: int
+    exit_code: int
+
+
+def process_facts(pid: int) -> ProcessFacts | None:
+    """Return what /proc says of a process; None: there is none, or no /proc."""
+    try:
+        text = (PROC / str(pid) / "stat").read_text()
+    except OSError:
+        return None
+    # Fields are counted from 1 in proc(5), and the second may hold blanks and parentheses.
+    fields = text.rpartition(")")[2].split()
+    return ProcessFacts(fields[0], int(fields[19]), int(fields[49]))
+
+
+def start_ticks(pid: int) -> int:
+    """Return when a process started, in ticks since boot; 0 where there is no /proc."""
+    facts = process_facts(pid)
+    return 0 if facts is None else facts.start_ticks
+
+
+def pid_namespace() -> int:
+    """Return the number of the namespace that this process sees pids of (pid_namespaces(7)); 0 without /proc."""
+    try:
+        return (PROC / "self" / "ns" / "pid").stat().st_ino
+    except OSError:
+        return 0
 
 
 class Progress:
@@ -368,14 +398,14 @@ def _seen(path: Path, file: BinaryIO) -> ProgressSeen:
     from aorta.records.ring_file import OTHERS, RingGroup
 
     head, torn = RingHead(path, file), list[str]()
-    process, words, groups, facts = head.process(), head.words, dict[int, ProgressGroup](), None
+    process, words, groups, facts = head.process(), head.words, dict[int, RingGroup](), None
     listed, decoder = head.data[NAMES_AT : NAMES_AT + words[TEXTS_WORD]], msgspec.json.Decoder(RingGroup)
     try:
         for number, line in enumerate(listed.splitlines(), start=1):
             if line.startswith(b"["):
                 group = decode_json(line, decoder)
                 if group.name != OTHERS:
-                    groups[number] = ProgressGroup(group.name, group.ranks)
+                    groups[number] = group
         facts = head.of_rows()
     except ValueError as error:
         torn.append(f"groups: {error}")
@@ -434,9 +464,7 @@ def _newest(file: BinaryIO, count: int, slots: int) -> tuple[NDArray[Any], int]:
     return np.concatenate(parts), lost
 
 
-def _collectives(
-    rows: NDArray[Any], facts: RingFacts, groups: dict[int, ProgressGroup]
-) -> tuple[ProgressCollective, ...]:
+def _collectives(rows: NDArray[Any], facts: RingFacts, groups: dict[int, RingGroup]) -> tuple[ProgressCollective, ...]:
     from aorta.records.ring_file import BEGUN, DONE, ON_DEVICE, UNMARKED
 
     collectives = []

@@ -61,37 +61,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from aorta.records import progress as layout
 from aorta.records.files import OF_THIS_PROCESS, above_streams, open_own, whole_file, write_whole
-from aorta.records.progress import (
-    COUNT_WORD,
-    DONE_WORD,
-    FACTS_AT,
-    FACTS_WORD,
-    KEPT,
-    LAST_WORD,
-    MAGIC,
-    NAMES_AT,
-    NOWHERE,
-    OWNER_WORD,
-    PAGE,
-    PROCESS_WORD,
-    READ_WORD,
-    ROWS_AT,
-    SLOTS,
-    SLOTS_WORD,
-    STEPS_WORD,
-    TEXTS_WORD,
-    VERSION,
-    VERSION_WORD,
-    WHOLE_WORD,
-    Progress,
-    ProgressFacts,
-    RingHead,
-    UnreadableProgress,
-)
+from aorta.records.progress import Progress, ProgressFacts, RingHead, UnreadableProgress
 from aorta.records.schema import ClockReading, CopyDirection, Integer, Rank
 
-_RANKS_UNTIL: Final = (ROWS_AT - NAMES_AT) // 2
+_RANKS_UNTIL: Final = (layout.ROWS_AT - layout.NAMES_AT) // 2
 """So much of the space for names may be taken where groups are still listed with their ranks."""
 
 ROW: Final = np.dtype(
@@ -184,6 +159,19 @@ _in_memory: Final[list[mmap.mmap]] = []
 """Rings without a file, kept to the end: compiled code may store the end of a collective in one after the recording."""
 
 
+class _Word:
+    """A word of the first page, as an attribute."""
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+
+    def __get__(self, ring: RingFile, _owner: type[RingFile] | None = None) -> int:
+        return ring._words[self._index]
+
+    def __set__(self, ring: RingFile, number: int) -> None:
+        ring._words[self._index] = number
+
+
 class RingFile:
     """A ring, mapped. Texts and groups are the training thread's alone to add.
 
@@ -192,31 +180,37 @@ class RingFile:
         file: its descriptor in the process that made it, which holds a lock on it; -1 where it is in memory.
         process: whose it is; None: nobody said.
         progress: for the process that made it.
+        count: how many rows were appended; `steps_ended`: how many steps have ended.
+        read: the index of the first row that is not in the record yet.
+        owner: the process that makes lines of its rows, and writes to the record; or `progress.NOBODY`, `GIVEN_UP`.
     """
+
+    count, steps_ended = _Word(layout.COUNT_WORD), _Word(layout.DONE_WORD)
+    read, owner = _Word(layout.READ_WORD), _Word(layout.OWNER_WORD)
 
     def __init__(self, memory: mmap.mmap, path: Path | None = None, file: int = -1) -> None:
         self.path, self.file = path, file
         self._memory = memory
-        self._words = memoryview(memory).cast("B")[:PAGE].cast("q")
-        self.slots = self._words[SLOTS_WORD]
+        self._words = memoryview(memory).cast("B")[: layout.PAGE].cast("q")
+        self.slots = self._words[layout.SLOTS_WORD]
         self.progress = Progress(self._words, path)
         self.process: ProgressFacts | None = None
         self._facts: RingFacts | None = None
-        self._rows: NDArray[Any] = np.frombuffer(memory, ROW, self.slots, ROWS_AT)
+        self._rows: NDArray[Any] = np.frombuffer(memory, ROW, self.slots, layout.ROWS_AT)
         self._listed: dict[str | RingGroup, int] = {}
         self._names: list[Any] = [None]
         self._names_read = 0
         self._mapped_by = os.getpid()
 
     @classmethod
-    def create(cls, path: Path | None, process: ProgressFacts | None = None, slots: int = SLOTS) -> RingFile:
+    def create(cls, path: Path | None, process: ProgressFacts | None = None, slots: int = layout.SLOTS) -> RingFile:
         """Create a new file in place of an older one, with all of its space reserved: on a full disk a later store
         would end the process.
 
         Raises:
             OSError: it cannot be created or reserved, or its file system maps no files.
         """
-        size = ROWS_AT + slots * ROW.itemsize
+        size = layout.ROWS_AT + slots * ROW.itemsize
         if path is None:
             _in_memory.append(memory := mmap.mmap(-1, size))
             return cls._made(memory, -1, process, slots, None)
@@ -237,13 +231,13 @@ class RingFile:
         cls, memory: mmap.mmap, file: int, process: ProgressFacts | None, slots: int, path: Path | None
     ) -> RingFile:
         words = memoryview(memory).cast("q")
-        words[VERSION_WORD], words[SLOTS_WORD] = VERSION, slots
-        memory[: len(MAGIC)] = MAGIC
+        words[layout.VERSION_WORD], words[layout.SLOTS_WORD] = layout.VERSION, slots
+        memory[: len(layout.MAGIC)] = layout.MAGIC
         ring = cls(memory, path, file)
         if process is not None:
             ring.process = process
-            ring._say(process, PROCESS_WORD, PAGE, FACTS_AT)
-        ring.progress.begin_step(NOWHERE)
+            ring._say(process, layout.PROCESS_WORD, layout.PAGE, layout.FACTS_AT)
+        ring.progress.begin_step(layout.NOWHERE)
         ring.progress.enter("none")
         if file >= 0:
             OF_THIS_PROCESS.add(file)
@@ -265,7 +259,7 @@ class RingFile:
         ring._facts = head.of_rows()
         if ring._facts is None:
             raise UnreadableProgress(f"{path}: says nothing of rows")
-        if head.words[PROCESS_WORD]:
+        if head.words[layout.PROCESS_WORD]:
             ring.process = head.process()
         return ring
 
@@ -278,7 +272,7 @@ class RingFile:
     def describe(self, facts: RingFacts) -> None:
         """Say what rows mean; before the first one."""
         self._facts = facts
-        self._say(facts, FACTS_WORD, FACTS_AT, NAMES_AT)
+        self._say(facts, layout.FACTS_WORD, layout.FACTS_AT, layout.NAMES_AT)
 
     def _say(self, facts: msgspec.Struct, word: int, start: int, stop: int) -> None:
         encoded = msgspec.json.encode(facts)
@@ -302,11 +296,11 @@ class RingFile:
     @property
     def is_whole(self) -> bool:
         """Whether all that its rows tell is in the record."""
-        return self._words[WHOLE_WORD] != 0
+        return self._words[layout.WHOLE_WORD] != 0
 
     def note_whole(self) -> None:
         """Say so: who completes records leaves it alone from now on."""
-        self._words[WHOLE_WORD] = 1
+        self._words[layout.WHOLE_WORD] = 1
 
     def keep_progress(self) -> None:
         """Put a small file in its place, with the newest collectives for an autopsy of a run that has ended. Where that
@@ -314,13 +308,13 @@ class RingFile:
         """
         assert self.path is not None  # it has a file
         rows, _ = self.rows_since(0)
-        kept = rows[rows["kind"] == COLLECTIVE][-KEPT:]
+        kept = rows[rows["kind"] == COLLECTIVE][-layout.KEPT :]
         kept["stamp"] = np.arange(1, len(kept) + 1)
-        small = bytearray(ROWS_AT + KEPT * ROW.itemsize)
-        small[:ROWS_AT] = self._memory[:ROWS_AT]
-        small[ROWS_AT : ROWS_AT + kept.nbytes] = kept.tobytes()
-        words = memoryview(small)[:PAGE].cast("q")
-        words[SLOTS_WORD], words[COUNT_WORD], words[WHOLE_WORD] = KEPT, len(kept), 1
+        small = bytearray(layout.ROWS_AT + layout.KEPT * ROW.itemsize)
+        small[: layout.ROWS_AT] = self._memory[: layout.ROWS_AT]
+        small[layout.ROWS_AT : layout.ROWS_AT + kept.nbytes] = kept.tobytes()
+        words = memoryview(small)[: layout.PAGE].cast("q")
+        words[layout.SLOTS_WORD], words[layout.COUNT_WORD], words[layout.WHOLE_WORD] = layout.KEPT, len(kept), 1
         with suppress(OSError):
             write_whole(self.path, bytes(small))
 
@@ -336,22 +330,22 @@ class RingFile:
 
     def _list(self, name: str | RingGroup, others: int = 0) -> int:
         """Return the number of a new name, or of `others` where there is no space for it, or in a forked child."""
-        line, used = msgspec.json.encode(name) + b"\n", self._words[TEXTS_WORD]
+        line, used = msgspec.json.encode(name) + b"\n", self._words[layout.TEXTS_WORD]
         if isinstance(name, RingGroup) and used + len(line) > _RANKS_UNTIL:
             line = msgspec.json.encode(name._replace(ranks=())) + b"\n"
-        full = NAMES_AT + used + len(line) > ROWS_AT or len(self._listed) >= MOST_TEXTS
+        full = layout.NAMES_AT + used + len(line) > layout.ROWS_AT or len(self._listed) >= MOST_TEXTS
         if full or os.getpid() != self._mapped_by:
             return others
-        self._memory[NAMES_AT + used : NAMES_AT + used + len(line)] = line
-        self._words[TEXTS_WORD] = used + len(line)
+        self._memory[layout.NAMES_AT + used : layout.NAMES_AT + used + len(line)] = line
+        self._words[layout.TEXTS_WORD] = used + len(line)
         number = self._listed[name] = len(self._listed) + 1
         return number
 
     def names(self) -> list[Any]:
         """Return what each number stands for: a text, or the fields of a group."""
-        size = self._words[TEXTS_WORD]
+        size = self._words[layout.TEXTS_WORD]
         if size > self._names_read:
-            lines = self._memory[NAMES_AT + self._names_read : NAMES_AT + size].splitlines()
+            lines = self._memory[layout.NAMES_AT + self._names_read : layout.NAMES_AT + size].splitlines()
             self._names += [msgspec.json.decode(line) for line in lines]
             self._names_read = size
         return self._names
@@ -366,41 +360,17 @@ class RingFile:
     @property
     def address(self) -> int:
         """Where it is mapped here."""
-        return int(self._rows.ctypes.data) - ROWS_AT
-
-    @property
-    def count(self) -> int:
-        """How many rows were appended."""
-        return self._words[COUNT_WORD]
-
-    @property
-    def steps_ended(self) -> int:
-        """How many steps have ended."""
-        return self._words[DONE_WORD]
-
-    @property
-    def read(self) -> int:
-        """The index of the first row that is not in the record yet."""
-        return self._words[READ_WORD]
+        return int(self._rows.ctypes.data) - layout.ROWS_AT
 
     @property
     def written(self) -> tuple[int, int]:
         """How many steps another process has written to the record, and when the last of them began."""
-        return self._words[STEPS_WORD], self._words[LAST_WORD]
+        return self._words[layout.STEPS_WORD], self._words[layout.LAST_WORD]
 
     def note_written(self, read: int, steps: int = 0, last_start_ns: int = 0) -> None:
         """Say which row is the first that is not in the record yet; `steps`, `last_start_ns`: as in `written`."""
-        self._words[STEPS_WORD], self._words[LAST_WORD] = steps, last_start_ns
-        self._words[READ_WORD] = read
-
-    @property
-    def owner(self) -> int:
-        """The process that makes lines of its rows, and writes to the record; or `progress.NOBODY`, `GIVEN_UP`."""
-        return self._words[OWNER_WORD]
-
-    @owner.setter
-    def owner(self, process: int) -> None:
-        self._words[OWNER_WORD] = process
+        self._words[layout.STEPS_WORD], self._words[layout.LAST_WORD] = steps, last_start_ns
+        self._words[layout.READ_WORD] = read
 
     def rows_since(self, first: int) -> tuple[NDArray[Any], int]:
         """Return a copy of the rows from `first` on, as far as they were not overwritten, and the index of the first.
