@@ -261,7 +261,7 @@ class DeviceSteps:
                     "their step was written"
                 )
             else:
-                ran += _clipped(spans, window)
+                ran += clip(spans, window)
             self.copies.append((rows, why))
         self.copying = merge(interval_array(ran))
 
@@ -315,12 +315,12 @@ class DeviceSteps:
             if bounded[-1]:
                 certain["paused"] = [stretch.span for stretch in of(paused, step)]
                 for name, spans in certain.items():
-                    sure[name] += _clipped(spans, window)
+                    sure[name] += clip(spans, window)
         self._certain: CertainLanes | None = None
         if any(bounded):
             kinds = defaultdict[str, list[Interval]](list)
             for op, begin_ns in communication:
-                kinds[op.kind] += _clipped(op.certain, (begin_ns, op.possible[1]))
+                kinds[op.kind] += clip(op.certain, (begin_ns, op.possible[1]))
             comm = {kind: merge(interval_array(spans)) for kind, spans in kinds.items()}
             lanes = {name: merge(interval_array(spans)) for name, spans in sure.items()}
             possibly = intersect(lanes["possibly_blocked"], union([*comm.values()]))
@@ -394,6 +394,7 @@ def holding(tails: Part, gaps: Part) -> NDArray[Any]:
     )
 
 
-def _clipped(spans: Iterable[Interval], window: Interval) -> list[Interval]:
+def clip(spans: Iterable[Interval], window: Interval) -> list[Interval]:
+    """Return the parts of spans inside a window."""
     low, high = window
     return [(max(start, low), min(end, high)) for start, end in spans if max(start, low) < min(end, high)]

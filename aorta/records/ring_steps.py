@@ -11,18 +11,17 @@ queues outlive steps, so they are taken in order. Must not define a metric, wait
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from itertools import repeat, starmap
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 from numpy.typing import NDArray
 
 from aorta.records import ring_file as rf
-from aorta.records.device_steps import Communication, DeviceSteps, Stretch, holding, marks_of, stretches
+from aorta.records.device_steps import Communication, DeviceSteps, Stretch, clip, holding, marks_of, stretches
 from aorta.records.ring_file import Part, RingFile
 from aorta.records.schema import AuxRange, Collective, ComputeRange, EndSource, Stall, StallCause, Step, Wait
 from aorta.records.step_line import (
@@ -31,7 +30,7 @@ from aorta.records.step_line import (
     GlooWorkers,
     Name,
     StepFacts,
-    StepLines,
+    step_line,
     tail_waits,
     user_ranges,
 )
@@ -43,6 +42,7 @@ from aorta.timeline.arrays import (
     intersect,
     interval_array,
     merge,
+    pairs,
     subtract,
     union,
 )
@@ -99,7 +99,6 @@ class RingSteps:
         self._facts, self.kernels = facts, dict[int, WindowKernels]()
         self._kinds = [kind if of_a_pair else None for kind, of_a_pair in facts.operators]  # that names have
         self._device = None if facts.bound_ns is None else DeviceSteps(facts.bound_ns)
-        self._lines = StepLines(facts.rank, facts.world_size, facts.anchor, facts.no_values)
         self._coverages, self._workers = Coverages(), dict[str, GlooWorkers]()
         nothing = np.zeros(0, np.int64)
         self._spilling = nothing, nothing, nothing  # kind, start and end of collectives that reach into later steps
@@ -185,14 +184,14 @@ class RingSteps:
         texts = [name if isinstance(name, str) else "" for name in names]
         passed_over = (steps["flags"] & rf.PASSED_OVER) != 0
         called, waits, stages = part(rf.COLLECTIVE, ended=False), part(rf.WAIT), part(rf.PIPELINE)
-        if self._device is not None:
+        stalled, tails, gaps, device = part(rf.STALL), part(rf.TAIL), part(rf.GAP), self._device
+        if device is not None:
             called = called.where(~passed_over[called.step])
-        stalled, tails, gaps, notes = part(rf.STALL), part(rf.TAIL), part(rf.GAP), naming(rf.NOTE, "b2")
-        if self._device is not None:
-            self._device.begin(windows, marks_of(rows, step_of, len(step_rows)))
+            device.begin(windows, marks_of(rows, step_of, len(step_rows)))
         issued = self._issued(called, part(rf.LINK, ended=False), part(rf.SPAN, ended=False), names)
         awaited = self._awaited(gaps, part(rf.JOINED, ended=False), names)
-        waited = self._waits(waits, awaited, tails, called, issued, names, begin.tolist())
+        over = waits.where((waits.rows["flags"] & rf.OVER) != 0)
+        waited = self._waits(over, awaited, tails, called, issued, names, begin.tolist())
         comm = self._communication(called, issued, int(end[-1]))
         # A strategy that waits in intercepted calls after the backward pass does other work between them.
         possible = tails.where(~holding(tails, gaps))
@@ -203,44 +202,48 @@ class RingSteps:
         long.rows["b"] = long.rows["a2"]
         handing = clipped(long)
         passes, computed, aux = part(rf.PASS), part(rf.COMPUTE), part(rf.AUX)
+        notes: list[dict[int, Any]] = [{} for _ in step_rows]
+        for noted in (part(rf.VALUE, ended=False), naming(rf.NOTE, "b2")):
+            values = noted.rows["x"].copy().view(np.float64).tolist()
+            of_rows = noted.columns("flags", "name", "a")
+            for step, (about, text, many), value in zip(noted.step.tolist(), of_rows, values, strict=True):
+                if about in (rf.UNSEEN, rf.NO_COPIES):
+                    notes[step][about] = texts[text]
+                else:
+                    notes[step][about] = many if about in (rf.CAPTURED, rf.DRAWN) else value
         unseens = [
             Unseen(texts[why], bool(flags & rf.BLIND)) if why else None
             for flags, why in zip(steps["flags"].tolist(), steps["name"].tolist(), strict=True)
         ]
-        values: list[dict[int, float]] = [{} for _ in step_rows]
-        no_copies, captured = [self._facts.no_copies] * len(step_rows), [0] * len(step_rows)
-        drawn: list[int | UnsetType] = [UNSET] * len(step_rows)
-        value_rows = part(rf.VALUE, ended=False)
-        for valued in (value_rows, notes):
-            read = valued.rows["x"].copy().view(np.float64).tolist()
-            for step, (which, text, many), value in zip(
-                valued.step.tolist(), valued.columns("flags", "name", "a"), read, strict=True
-            ):
-                if which == rf.UNSEEN:
-                    unseens[step] = Unseen(texts[text], compute=True)
-                elif which == rf.NO_COPIES:
-                    no_copies[step] = texts[text]
-                elif which == rf.CAPTURED:
-                    captured[step] = many
-                elif which == rf.DRAWN:
-                    drawn[step] = many
-                else:
-                    values[step][which] = value
-        no_copies = [why if unseen is None else unseen.reason for why, unseen in zip(no_copies, unseens, strict=True)]
+        for step, of_step in enumerate(notes):
+            if rf.UNSEEN in of_step:
+                unseens[step] = Unseen(of_step[rf.UNSEEN], compute=True)
+        no_copies = [
+            of_step.get(rf.NO_COPIES, self._facts.no_copies) if unseen is None else unseen.reason
+            for of_step, unseen in zip(notes, unseens, strict=True)
+        ]
+        groups: list[set[str]] = [set() for _ in step_rows]
+        for step, text in zip(stages.step.tolist(), stages.named("name", texts), strict=True):
+            groups[step].add(text)
         stalls_of_all = union([blocked, handing])
         measure = partial(
             measure_windows,
             stalls=stalls_of_all,
             aux=clipped(aux) if self._facts.times_spans else None,
             pipeline=clipped(stages) if len(stages.rows) else None,
-            bubbles=_bubbles(stages, waited, windows, texts) if len(stages.rows) else None,
+            bubbles=_bubbles(groups, waited, windows) if len(stages.rows) else None,
             tiled=True,
         )
-        compute, device = clipped(passes, computed), self._device
+        compute = clipped(passes, computed)
         if device is not None:
             copies = part(rf.COPY, ended=False)
-            device.read_copies(copies, no_copies, captured)
-            bubbles = self._in_stages(waits, awaited, stages, texts, names, len(step_rows))
+            device.read_copies(copies, no_copies, [of_step.get(rf.CAPTURED, 0) for of_step in notes])
+            bubbles: list[list[Stretch]] = [[] for _ in step_rows]
+            if len(stages.rows):
+                of_waits = zip(over.step.tolist(), self._names(over, names), stretches(over.rows), strict=True)
+                for step, name, stretch in (*of_waits, *awaited):
+                    if name.group in groups[step]:
+                        bubbles[step].append(stretch)
             certain = device.read_certain(
                 (computed, passes), (stalled, blocking), (possible, gaps), (gaps, waits), copies, bubbles
             )
@@ -267,7 +270,7 @@ class RingSteps:
         ours = ~passed_over[called.step]
         caller_left = list(left_out.columns("a", "b"))
         in_pipeline = np.bincount(stages.step, minlength=len(step_rows)).tolist()
-        of_step = [
+        counted = [
             np.bincount(called.step[ours & chosen], minlength=len(step_rows)).tolist()
             for chosen in (issued.counted, issued.unended, (called.rows["flags"] & rf.UNWATCHED) != 0)
         ]
@@ -278,13 +281,10 @@ class RingSteps:
         for number, (row, summary) in enumerate(zip(facts, counts, strict=True)):
             flags, _, start_ns, end_ns, global_step, in_epoch = row
             own_counted, boundary, own_ns, count, outside, before, after = summary
-            unseen, overlap, compute_of_step = (
-                unseens[number],
-                measured[number],
-                compute_rows[computed.of(number)] + pass_rows[passes.of(number)],
-            )
+            unseen, overlap, of_step = unseens[number], measured[number], notes[number]
+            compute_of_step = compute_rows[computed.of(number)] + pass_rows[passes.of(number)]
             own = slice(0, 0) if passed_over[number] else called.of(number)
-            seen, unfinished, unwatched = (counted[number] for counted in of_step)
+            seen, unfinished, unwatched = (counts_of[number] for counts_of in counted)
             left = caller_left[left_out.of(number)]
             coverage = self._coverages.of(
                 unseen,
@@ -297,7 +297,7 @@ class RingSteps:
                 ahead_after=divmod(after, 1 << 32),
                 outside=outside,
                 unwatched=unwatched,
-                captured=captured[number],
+                captured=of_step.get(rf.CAPTURED, 0),
                 untimed=[why for why in issued.untimed[own] if why is not None],
             )
             pace: dict[str, float | None] = {"aorta_ms": own_ns / 1e6} if own_counted & rf.OWN_COUNTED else {}
@@ -314,11 +314,12 @@ class RingSteps:
                     by_kernels = device.by_kernels(number, kernels, overlap, compute_of_step, stalls_of_all, measure)
             of_caller, reasons = user_ranges(range_rows[ranges.of(number)], start_ns, *(left[0] if left else (0, 0)))
             lines.append(
-                self._lines.line(
+                step_line(
+                    self._facts,
                     StepFacts(
                         *divmod(in_epoch, 1 << 32),
                         global_step,
-                        values[number].get(rf.LR),
+                        of_step.get(rf.LR),
                         bool(flags & rf.WARMUP),
                         rf.STEP_PHASES[flags >> rf.PHASE_SHIFT & 3],
                     ),
@@ -331,8 +332,8 @@ class RingSteps:
                     stalls=stalls[number],
                     aux=aux_rows[aux.of(number)],
                     waits=UNSET if unseen is not None else waited[number],
-                    loss=values[number].get(rf.LOSS),
-                    grad_norm=values[number].get(rf.GRAD_NORM),
+                    loss=of_step.get(rf.LOSS),
+                    grad_norm=of_step.get(rf.GRAD_NORM),
                     pace=pace,
                     stages=in_pipeline[number] > 0,
                     no_copies=no_copies_of_step,
@@ -341,7 +342,7 @@ class RingSteps:
                     ranges=of_caller or UNSET,
                     left_out=reasons,
                     by_kernels=by_kernels is not None,
-                    drawn=drawn[number],
+                    drawn=of_step.get(rf.DRAWN, UNSET),
                 )
             )
         return lines
@@ -459,7 +460,7 @@ class RingSteps:
 
     def _waits(
         self,
-        waits: Part,
+        over: Part,
         awaited: list[tuple[int, Name, Stretch]],
         tails: Part,
         called: Part,
@@ -468,7 +469,6 @@ class RingSteps:
         begins: list[int],
     ) -> list[list[Wait]]:
         """Return the waits of each step that returned, those at the ends of backward passes included, in order."""
-        over = waits.where((waits.rows["flags"] & rf.OVER) != 0)
         over = over.where(np.lexsort((over.rows["b"], over.rows["a"], over.step)))
         groups = [names[number][0] for number in over.rows["group"].tolist()]
         kinds = [self._kinds[op] for op in over.rows["op"].tolist()]
@@ -491,41 +491,13 @@ class RingSteps:
             waits_of[step].sort(key=attrgetter("enter_ns", "leave_ns"))
         return waits_of
 
-    def _in_stages(
-        self,
-        waits: Part,
-        awaited: list[tuple[int, Name, Stretch]],
-        stages: Part,
-        texts: list[str],
-        names: list[Any],
-        count: int,
-    ) -> list[list[Stretch]]:
-        """Return the waits of each step in the process group of its pipeline's stages, those at the ends of backward
-        passes excluded.
-        """
-        by_step: list[list[Stretch]] = [[] for _ in range(count)]
-        if not len(stages.rows):
-            return by_step
-        groups = [{texts[name] for name in stages.rows_of(step)["name"].tolist()} for step in range(count)]
-        columns = waits.columns("flags", "group")
-        for step, (flags, number), stretch in zip(waits.step.tolist(), columns, stretches(waits.rows), strict=True):
-            if flags & rf.OVER and names[number][0] in groups[step]:
-                by_step[step].append(stretch)
-        for step, name, stretch in awaited:
-            if name.group in groups[step]:
-                by_step[step].append(stretch)
-        return by_step
 
-
-def _bubbles(stages: Part, waited: Sequence[Sequence[Wait]], windows: IntervalArray, texts: list[str]) -> IntervalArray:
-    """Return when steps waited in the process group of their pipeline's stages."""
-    groups = [texts[name] for (name,) in stages.columns("name")]
+def _bubbles(groups: list[set[str]], waited: list[list[Wait]], windows: IntervalArray) -> IntervalArray:
+    """Return when steps waited in the process groups of their pipelines' stages."""
     spans = []
-    for step, (begin_ns, end_ns) in enumerate(zip(windows.start.tolist(), windows.end.tolist(), strict=True)):
-        ours = groups[stages.of(step)]
-        in_pipeline = (wait for wait in waited[step] if wait.group in ours)
-        bubbles = ((begin_ns + max(wait.enter_ns, 0), begin_ns + wait.leave_ns) for wait in in_pipeline)
-        spans += [(low, min(high, end_ns)) for low, high in bubbles if low < min(high, end_ns)]
+    for window, ours, waits in zip(pairs(windows), groups, waited, strict=True):
+        in_pipeline = (wait for wait in waits if wait.group in ours)
+        spans += clip([(window[0] + wait.enter_ns, window[0] + wait.leave_ns) for wait in in_pipeline], window)
     return merge(interval_array(spans))
 
 

@@ -17,10 +17,10 @@ from typing import Final, NamedTuple
 import msgspec
 
 from aorta.records.clocks import to_realtime_ns
+from aorta.records.ring_file import RingFacts
 from aorta.records.schema import (
     ActiveSegment,
     AuxRange,
-    ClockReading,
     Collective,
     ComputeRange,
     Copy,
@@ -43,7 +43,7 @@ _STAMPED_LATE_NS: Final = 1_000_000
 
 @dataclass(frozen=True)
 class StepFacts:
-    """What the loop knows about a step before it begins."""
+    """What the loop knows about a step before it begins: fields of `Step`."""
 
     epoch: int
     step: int
@@ -189,124 +189,106 @@ class Coverages:
         return covered(seen, issued, complete=False, reason=reason)
 
 
-class StepLines:
-    """Makes the lines of one rank.
+def step_line(
+    of_rank: RingFacts,
+    facts: StepFacts,
+    window: Interval,
+    overlap: Overlap,
+    unseen: Unseen | None,
+    coverage: Coverage,
+    *,
+    loss: float | None,
+    grad_norm: float | None,
+    pace: Mapping[str, float | None],
+    stages: bool,
+    no_copies: str | None,
+    copies: list[Copy] | None,
+    boundary: str | None,
+    left_out: Mapping[str, str],
+    collectives: list[Collective],
+    compute: list[ComputeRange],
+    stalls: list[Stall],
+    aux: list[AuxRange],
+    waits: list[Wait] | msgspec.UnsetType,
+    ranges: list[UserRange] | msgspec.UnsetType,
+    by_kernels: bool = False,
+    drawn: int | msgspec.UnsetType = msgspec.UNSET,
+) -> Step:
+    """Return the line of one step.
 
     Args:
-        anchor: relates CLOCK_MONOTONIC to wall-clock time.
-        no_values: why the loss and the norm of gradients say nothing, and are null; None where they are a training's.
+        pace: further metrics that are known.
+        stages: it ran stages of a pipeline.
+        no_copies: why `copy_ms` is null, if so; `copies`: None: they were not looked at.
+        left_out: reasons of what was left out.
+        by_kernels: a profiler's kernels say when it computed and communicated.
+
+    Others are fields of `Step` as they are.
     """
-
-    def __init__(self, rank: int, world_size: int, anchor: ClockReading, no_values: str | None = None) -> None:
-        self._rank, self._world_size, self._anchor, self._no_values = rank, world_size, anchor, no_values
-
-    def line(
-        self,
-        facts: StepFacts,
-        window: Interval,
-        overlap: Overlap,
-        unseen: Unseen | None,
-        coverage: Coverage,
-        *,
-        loss: float | None,
-        grad_norm: float | None,
-        pace: Mapping[str, float | None],
-        stages: bool,
-        no_copies: str | None,
-        copies: list[Copy] | None,
-        boundary: str | None,
-        left_out: Mapping[str, str],
-        collectives: list[Collective],
-        compute: list[ComputeRange],
-        stalls: list[Stall],
-        aux: list[AuxRange],
-        waits: list[Wait] | msgspec.UnsetType,
-        ranges: list[UserRange] | msgspec.UnsetType,
-        by_kernels: bool = False,
-        drawn: int | msgspec.UnsetType = msgspec.UNSET,
-    ) -> Step:
-        """Return the line of one step.
-
-        Args:
-            pace: further metrics that are known.
-            stages: it ran stages of a pipeline.
-            no_copies: why `copy_ms` is null, if so; `copies`: None: they were not looked at.
-            left_out: reasons of what was left out.
-            by_kernels: a profiler's kernels say when it computed and communicated.
-
-        Others are fields of `Step` as they are.
-        """
-        start_ns, end_ns = window
-        if unseen is None and not coverage.complete:
-            unseen = Unseen(f"incomplete coverage: {coverage.reason}")
-        blind = unseen is not None and unseen.compute
-        metrics, reasons = overlap.metrics(unseen)
-        passed_over = unseen is not None and unseen.everything
-        if no_copies is not None and not passed_over:
-            reasons["copy_ms"] = no_copies
-        metrics |= pace
-        if copies:
-            metrics |= copy_rates(
-                (row.direction, row.bytes, (row.start_ns, row.end_ns))
-                for row in copies
-                if row.start_ns is not None and row.end_ns is not None
-            )
-        if self._no_values is not None:
-            loss = grad_norm = None
-        for name, value, why in (
-            ("loss", loss, self._no_values or (_NOT_THIS_STAGE if stages else _NOT_READ)),
-            ("grad_norm", grad_norm, self._no_values or "not computed or not read in this step"),
-            ("lr", facts.lr, "unknown: the loop is not AORTA's; see recording.note"),
-        ):
-            if value is None:
-                reasons[name] = _NO_TRAINING if facts.phase == "comm_only" else why
-            elif not math.isfinite(value):
-                reasons[name] = f"was {value}"  # not representable in JSON: written as null
-        if boundary is not None:
-            reasons["boundary"] = boundary
-        per_stream_ms = overlap.per_stream_ms(unseen)
-        undecided = (
-            {name: bounds for name, bounds in overlap.undecided.items() if name in metrics} if not unseen else {}
+    start_ns, end_ns = window
+    if unseen is None and not coverage.complete:
+        unseen = Unseen(f"incomplete coverage: {coverage.reason}")
+    blind = unseen is not None and unseen.compute
+    metrics, reasons = overlap.metrics(unseen)
+    passed_over = unseen is not None and unseen.everything
+    if no_copies is not None and not passed_over:
+        reasons["copy_ms"] = no_copies
+    metrics |= pace
+    if copies:
+        metrics |= copy_rates(
+            (row.direction, row.bytes, (row.start_ns, row.end_ns))
+            for row in copies
+            if row.start_ns is not None and row.end_ns is not None
         )
-        window_ms = metrics["window_ms"]
-        reasons |= left_out
-        return Step(
-            rank=self._rank,
-            world_size=self._world_size,
-            epoch=facts.epoch,
-            step=facts.step,
-            global_step=facts.global_step,
-            warmup=facts.warmup,
-            loss=loss,
-            lr=facts.lr,
-            grad_norm=grad_norm,
-            start_mono_ns=start_ns,
-            end_mono_ns=end_ns,
-            t_start_ns=to_realtime_ns(start_ns, self._anchor),
-            t_end_ns=to_realtime_ns(end_ns, self._anchor),
-            per_stream_ms=per_stream_ms,
-            overlap=metrics,
-            utilization={
-                lane: value / window_ms if value is not None and window_ms else None
-                for lane, value in per_stream_ms.items()
-            },
-            concurrency={}
-            if passed_over
-            else dict.fromkeys(("mean", "max"))
-            if unseen or undecided
-            else {**overlap.concurrency()},
-            coverage=coverage,
-            active_segments=[] if blind else list(starmap(ActiveSegment, overlap.tiles)),
-            phase=facts.phase,
-            reasons=reasons,
-            copies=msgspec.UNSET if copies is None else copies,
-            bounds=undecided or msgspec.UNSET,
-            measured_by="kernels" if by_kernels else msgspec.UNSET,
-            collectives=collectives,
-            compute=compute,
-            stalls=stalls,
-            aux=aux,
-            waits=waits,
-            ranges=ranges,
-            drawn=drawn,
-        )
+    if of_rank.no_values is not None:
+        loss = grad_norm = None
+    for name, value, why in (
+        ("loss", loss, of_rank.no_values or (_NOT_THIS_STAGE if stages else _NOT_READ)),
+        ("grad_norm", grad_norm, of_rank.no_values or "not computed or not read in this step"),
+        ("lr", facts.lr, "unknown: the loop is not AORTA's; see recording.note"),
+    ):
+        if value is None:
+            reasons[name] = _NO_TRAINING if facts.phase == "comm_only" else why
+        elif not math.isfinite(value):
+            reasons[name] = f"was {value}"  # not representable in JSON: written as null
+    if boundary is not None:
+        reasons["boundary"] = boundary
+    per_stream_ms = overlap.per_stream_ms(unseen)
+    undecided = {name: bounds for name, bounds in overlap.undecided.items() if name in metrics} if not unseen else {}
+    window_ms = metrics["window_ms"]
+    reasons |= left_out
+    return Step(
+        rank=of_rank.rank,
+        world_size=of_rank.world_size,
+        **vars(facts),
+        loss=loss,
+        grad_norm=grad_norm,
+        start_mono_ns=start_ns,
+        end_mono_ns=end_ns,
+        t_start_ns=to_realtime_ns(start_ns, of_rank.anchor),
+        t_end_ns=to_realtime_ns(end_ns, of_rank.anchor),
+        per_stream_ms=per_stream_ms,
+        overlap=metrics,
+        utilization={
+            lane: value / window_ms if value is not None and window_ms else None
+            for lane, value in per_stream_ms.items()
+        },
+        concurrency={}
+        if passed_over
+        else dict.fromkeys(("mean", "max"))
+        if unseen or undecided
+        else {**overlap.concurrency()},
+        coverage=coverage,
+        active_segments=[] if blind else list(starmap(ActiveSegment, overlap.tiles)),
+        reasons=reasons,
+        copies=msgspec.UNSET if copies is None else copies,
+        bounds=undecided or msgspec.UNSET,
+        measured_by="kernels" if by_kernels else msgspec.UNSET,
+        collectives=collectives,
+        compute=compute,
+        stalls=stalls,
+        aux=aux,
+        waits=waits,
+        ranges=ranges,
+        drawn=drawn,
+    )

@@ -22,7 +22,7 @@ from aorta.records.step_line import (
     GlooWorkers,
     Name,
     StepFacts,
-    StepLines,
+    step_line,
     tail_waits,
     user_ranges,
 )
@@ -48,7 +48,6 @@ class Witness:
         rows, first = ring.rows_since(0)
         assert first == 0
         self.rows, self.names = [Row(*row) for row in rows.tolist()], ring.names()
-        self.lines = StepLines(facts.rank, facts.world_size, facts.anchor, facts.no_values)
         self.coverages, self.workers = Coverages(), dict[str, GlooWorkers]()
         self.pace = DevicePace(facts.bound_ns or 0)
         self.launched: dict[str, list[tuple[int | None, list[int]]]] = defaultdict(list)  # by communicator: ends
@@ -164,7 +163,8 @@ class Witness:
         left = next(((row.a, row.b) for row in told if row.kind == rf.LEFT_OUT), (0, 0))
         of_caller, left_out = user_ranges(ranges, step.a, *left)
         phase = rf.STEP_PHASES[step.flags >> rf.PHASE_SHIFT]
-        return self.lines.line(
+        return step_line(
+            self.facts,
             StepFacts(*divmod(step.b2, 1 << 32), step.x, values.get(rf.LR), bool(step.flags & rf.WARMUP), phase),
             window,
             overlap,
