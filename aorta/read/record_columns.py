@@ -48,10 +48,8 @@ from aorta.records.record_file import (
     StepLine,
     decode_field,
     decode_line,
-    no_footer,
     raw_lines,
     read_header,
-    second_header,
 )
 from aorta.records.schema import Calibration, Coverage, DeviceTelemetry, Footer, Header
 from aorta.timeline.arrays import ranges
@@ -106,7 +104,9 @@ def read_tables(path: Path, *, spans: bool = False, exposed: bool = False) -> Ra
             if isinstance(line, Footer):
                 footer = line
             elif isinstance(line, Header):
-                raise second_header(path, number, line)
+                raise InputError(
+                    f"{path.name}:{number}: a second header (run {line.run_id}): two runs are mixed in one file"
+                )
             elif isinstance(line, Calibration):
                 record.calibrations.append(line)
         tables = record.finish(footer, problems)
@@ -301,7 +301,7 @@ class _Record:
                 spans = replace(spans.take(index), step=of_step, waits_known=waits_known[chosen])
         texts, name = problems.as_sentences(), self.path.name
         if footer is None:
-            texts.append(no_footer(self.path))
+            texts.append(f"{name}: no footer: the process was killed, or still runs")
         if (repeated := self.training.length - len(steps)) > 0:
             texts.append(f"{name}: {repeated} step(s) repeat a global step; the first of each is used")
         if footer is not None and footer.steps_written != read:

@@ -384,14 +384,9 @@ def marks_of(rows: NDArray[Any], step_of: Int64, steps: int) -> list[list[tuple[
 
 def holding(tails: Part, gaps: Part) -> NDArray[Any]:
     """Return of each span whether a gap of its step begins in it."""
-    spans = tails.columns("a", "b")
-    return np.array(
-        [
-            bool(((gaps.rows_of(step)["a"] >= low) & (gaps.rows_of(step)["a"] <= high)).any())
-            for step, (low, high) in zip(tails.step.tolist(), spans, strict=True)
-        ],
-        bool,
-    )
+    spans = zip(tails.step.tolist(), tails.columns("a", "b"), strict=True)
+    held = [any(low <= begin <= high for begin in gaps.rows_of(step)["a"].tolist()) for step, (low, high) in spans]
+    return np.array(held, bool)
 
 
 def clip(spans: Iterable[Interval], window: Interval) -> list[Interval]:

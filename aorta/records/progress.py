@@ -40,7 +40,6 @@ if TYPE_CHECKING:  # loads numpy
 PROC: Final = Path("/proc")
 PROGRESS_DIR: Final = "progress"
 PROGRESS_FILE: Final = "rank_{rank}.bin"
-PROGRESS_FILE_GLOB: Final = "rank_*.bin"
 STACKS_FILE: Final = "rank_{rank}.stacks"
 """Where the rank's faulthandler writes its stacks, when it is asked to by a signal or dies by one."""
 MAGIC: Final = b"AORTARNG"
@@ -229,7 +228,8 @@ class Progress:
     """
 
     enter: Callable[[str], str]
-    """Note that a phase begins; returns the one it interrupts. A name that is not in `PHASES` changes nothing."""
+    """Note that a phase begins; returns the one it interrupts. A name that is not in `PHASES` changes nothing. May be
+    set to a compiled function that does the same."""
 
     def __init__(self, words: memoryview, path: Path | None) -> None:
         self.path, self._words = path, words
@@ -264,10 +264,6 @@ class Progress:
         before = self.enter(name)
         yield
         self.enter(before)
-
-    def compile(self, rows: Any) -> None:
-        """Have phases noted by a compiled function from now on. `rows`: the compiled `Ring` of the same file."""
-        self.enter = rows.enter_function(list(PHASES))
 
     def leave(self) -> None:
         """In a forked child: note nothing in the ring any more, which is the parent's."""
@@ -324,7 +320,7 @@ def read_progress(path: Path) -> ProgressSeen:
 def progress_files(run_folder: Path) -> list[Path]:
     """Return the rings of a run, by rank; empty where there are none."""
     try:
-        paths = list((run_folder / PROGRESS_DIR).glob(PROGRESS_FILE_GLOB))
+        paths = list((run_folder / PROGRESS_DIR).glob("rank_*.bin"))
     except OSError:
         return []
     numbered = [(path.stem.removeprefix("rank_"), path) for path in paths]

@@ -48,7 +48,6 @@ _HEADER_BYTES: Final = 4096
 """Read at once where only the header is wanted, which is shorter: a folder may hold the records of a thousand ranks."""
 PROBLEM_LIMIT: Final = 100
 """Sentences kept of one file; further bad lines are only counted."""
-_ABOVE_STREAMS: Final = 3
 _LINES_TO_DROP: Final = 64
 """At most so many lines make room for the last one."""
 _ROWS: Final = ("collectives", "compute", "aux")
@@ -65,6 +64,9 @@ _LATE: Final = frozenset(
 class RecordWriter:
     """One open record. `write` either appends a whole line or leaves the file as it was and raises.
 
+    Args:
+        file: a descriptor of the record, which is there; None: it is created.
+
     Attributes:
         steps_written: how many steps the file holds.
         last_start_ns: when the last of them began, as `resume` found it; -1: there was none.
@@ -75,16 +77,14 @@ class RecordWriter:
         RecordWriteError: the file cannot be created or extended; names rank, path and the system's reason.
     """
 
-    def __init__(self, path: Path, rank: int) -> None:
+    def __init__(self, path: Path, rank: int, file: int | None = None) -> None:
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
-            file = above_streams(os.open(path, flags, 0o644))
+            if file is None:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+                file = above_streams(os.open(path, flags, 0o644))
         except OSError as error:
             raise _unwritable(path, rank, error) from error
-        self._take(path, rank, file)
-
-    def _take(self, path: Path, rank: int, file: int) -> None:
         self.path, self.rank, self._file = path, rank, file
         self._encoder = msgspec.json.Encoder()
         OF_THIS_PROCESS.add(file)
@@ -102,9 +102,7 @@ class RecordWriter:
             OSError: it cannot be opened, or is no file of its own (`files.open_own`).
         """
         with open_own(path, existing=True) as file:
-            writer = cls.__new__(cls)
-            writer._take(path, rank, fcntl.fcntl(file.fileno(), fcntl.F_DUPFD_CLOEXEC, _ABOVE_STREAMS))
-        return writer
+            return cls(path, rank, above_streams(os.dup(file.fileno())))
 
     def resume(self, steps: int, last_start_ns: int) -> None:
         """Go on behind the last whole line, where another process has written: what a killed one left of a line is cut
@@ -423,14 +421,6 @@ def raw_lines(path: Path, problems: Problems, buffer_bytes: int = 1 << 20) -> It
                 offset += len(text)
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror or error}") from error
-
-
-def no_footer(path: Path) -> str:
-    return f"{path.name}: no footer: the process was killed, or still runs"
-
-
-def second_header(path: Path, number: int, line: Header) -> InputError:
-    return InputError(f"{path.name}:{number}: a second header (run {line.run_id}): two runs are mixed in one file")
 
 
 class _Version(msgspec.Struct, tag_field="record", tag="header"):

@@ -180,6 +180,7 @@ class RingFile:
         file: its descriptor in the process that made it, which holds a lock on it; -1 where it is in memory.
         process: whose it is; None: nobody said.
         progress: for the process that made it.
+        facts: what `describe` said.
         count: how many rows were appended; `steps_ended`: how many steps have ended.
         read: the index of the first row that is not in the record yet.
         owner: the process that makes lines of its rows, and writes to the record; or `progress.NOBODY`, `GIVEN_UP`.
@@ -187,6 +188,7 @@ class RingFile:
 
     count, steps_ended = _Word(layout.COUNT_WORD), _Word(layout.DONE_WORD)
     read, owner = _Word(layout.READ_WORD), _Word(layout.OWNER_WORD)
+    facts: RingFacts
 
     def __init__(self, memory: mmap.mmap, path: Path | None = None, file: int = -1) -> None:
         self.path, self.file = path, file
@@ -195,7 +197,6 @@ class RingFile:
         self.slots = self._words[layout.SLOTS_WORD]
         self.progress = Progress(self._words, path)
         self.process: ProgressFacts | None = None
-        self._facts: RingFacts | None = None
         self._rows: NDArray[Any] = np.frombuffer(memory, ROW, self.slots, layout.ROWS_AT)
         self._listed: dict[str | RingGroup, int] = {}
         self._names: list[Any] = [None]
@@ -256,22 +257,16 @@ class RingFile:
         with open_own(path, existing=True) as file:
             head = RingHead(path, file)
             ring = cls(mmap.mmap(file.fileno(), head.size), path)
-        ring._facts = head.of_rows()
-        if ring._facts is None:
+        if (facts := head.of_rows()) is None:
             raise UnreadableProgress(f"{path}: says nothing of rows")
+        ring.facts = facts
         if head.words[layout.PROCESS_WORD]:
             ring.process = head.process()
         return ring
 
-    @property
-    def facts(self) -> RingFacts:
-        """What `describe` said."""
-        assert self._facts is not None  # it is described
-        return self._facts
-
     def describe(self, facts: RingFacts) -> None:
         """Say what rows mean; before the first one."""
-        self._facts = facts
+        self.facts = facts
         self._say(facts, layout.FACTS_WORD, layout.FACTS_AT, layout.NAMES_AT)
 
     def _say(self, facts: msgspec.Struct, word: int, start: int, stop: int) -> None:
@@ -287,7 +282,7 @@ class RingFile:
         """
         if self.file < 0 or os.getpid() != self._mapped_by:
             return
-        if self.is_whole or self._facts is None:
+        if self.is_whole or not self._words[layout.FACTS_WORD]:
             self.keep_progress()
         OF_THIS_PROCESS.discard(self.file)
         os.close(self.file)

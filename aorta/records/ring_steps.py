@@ -68,7 +68,6 @@ class _Issued(NamedTuple):
 
     rows: list[Collective]
     counted: NDArray[np.bool_]
-    unended: NDArray[np.bool_]
     untimed: list[str | None]
     starts: Int64
     ends: Int64
@@ -272,7 +271,7 @@ class RingSteps:
         in_pipeline = np.bincount(stages.step, minlength=len(step_rows)).tolist()
         counted = [
             np.bincount(called.step[ours & chosen], minlength=len(step_rows)).tolist()
-            for chosen in (issued.counted, issued.unended, (called.rows["flags"] & rf.UNWATCHED) != 0)
+            for chosen in (issued.counted, issued.ends == 0, (called.rows["flags"] & rf.UNWATCHED) != 0)
         ]
         facts = Part(steps, np.arange(len(step_rows)), begin).columns("flags", "name", "a", "b", "x", "b2")
         counts = summaries.columns("flags", "name", "a", "x", "y", "a2", "b2")
@@ -418,7 +417,6 @@ class RingSteps:
         return _Issued(
             list(issued),
             np.array(counted, bool),
-            np.array([end is None for end in ends], bool),
             untimed,
             np.array(firsts, np.int64),
             over,
@@ -430,7 +428,7 @@ class RingSteps:
         """
         starts_here = np.minimum(np.maximum(issued.starts, called.begins()), issued.ends)
         columns = (called.rows["op"].astype(np.int64), starts_here, issued.ends)
-        parts = [(before, column[~issued.unended]) for before, column in zip(self._spilling, columns, strict=True)]
+        parts = [(before, column[issued.ends != 0]) for before, column in zip(self._spilling, columns, strict=True)]
         ops, starts, ends = (np.concatenate(part) for part in parts)
         later = ends > until_ns
         self._spilling = ops[later], starts[later], ends[later]
@@ -476,7 +474,7 @@ class RingSteps:
         waits_of = [rows[over.of(step)] for step in range(len(begins))]
         more: list[tuple[int, Name, Interval]] = [(step, name, stretch.span) for step, name, stretch in awaited]
         if len(tails.rows):
-            chosen = ~issued.unended & ((called.rows["flags"] & rf.BY_FUTURE) != 0)
+            chosen = (issued.ends != 0) & ((called.rows["flags"] & rf.BY_FUTURE) != 0)
             reduced, ends = called.where(chosen), issued.ends[chosen].tolist()
             buckets = list(map(Bucket, self._names(reduced, names), reduced.rows["a"].tolist(), ends))
             in_tails = list(tails.columns("a", "b"))

@@ -99,8 +99,13 @@ class WindowKernels:
         of_device = [op for op in communication if op.on_device and op.possible[0] < op.possible[1]]
         of_device.sort(key=lambda op: op.kind, reverse=True)  # of equal ones the last kind by name is taken
         possible = interval_array(op.possible for op in of_device)
-        if not self._set:
-            self._set_clock(possible)
+        if not self._set and (later_ns := offset(self._comm, possible, CLOCK_NOISE_NS)) is not None:
+            # All kernels move to the clock of the marks, by the collectives of the first step that is read.
+            self._set = True
+            self._comm, self._compute = (
+                IntervalArray(kernels.start - later_ns, kernels.end - later_ns)
+                for kernels in (self._comm, self._compute)
+            )
         ranges = intersect(merge(interval_array((low, high) for _, _, low, high in passes)), interval_array([window]))
         compute = self._computing(ranges)
         touching = (self._comm.start < window[1]) & (self._comm.end > window[0])
@@ -146,16 +151,6 @@ class WindowKernels:
         for (block, phase, *_), length_ns, share_ns in zip(passes, lengths.tolist(), shares.tolist(), strict=True):
             length, share = compared.blocks.get((block, phase), (0, 0))
             compared.blocks[block, phase] = length + length_ns, share + share_ns
-
-    def _set_clock(self, collectives: IntervalArray) -> None:
-        """Move all kernels to the clock of the marks, by the collectives of the first step that is read."""
-        later_ns = offset(self._comm, collectives, CLOCK_NOISE_NS)
-        if later_ns is None:
-            return
-        self._set = True
-        self._comm, self._compute = (
-            IntervalArray(kernels.start - later_ns, kernels.end - later_ns) for kernels in (self._comm, self._compute)
-        )
 
     def _computing(self, ranges: IntervalArray) -> IntervalArray:
         """Return when kernels of the stream that computes ran inside the ranges: the stream with most of what does not

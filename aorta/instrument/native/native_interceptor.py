@@ -102,7 +102,7 @@ class NativeInterceptor:
             for name, operator in offered().items()
         ]
         self.rows: Any = compiled_rows(module, ring)
-        ring.progress.compile(self.rows)
+        ring.progress.enter = self.rows.enter_function(list(PHASES))
         self._tap: Any = module.Tap(operators, shortest_call_ns, self._saw, device, self.rows)
         self.marks: Any = self._tap.marks()
         self.ranges = NativeRanges(module, self._tap, ring)
