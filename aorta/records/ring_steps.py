@@ -25,7 +25,6 @@ from aorta.records.device_steps import Communication, DeviceSteps, Stretch, clip
 from aorta.records.ring_file import Part, RingFile
 from aorta.records.schema import AuxRange, Collective, ComputeRange, EndSource, Stall, StallCause, Step, Wait
 from aorta.records.step_line import (
-    Bucket,
     Coverages,
     GlooWorkers,
     Name,
@@ -188,7 +187,11 @@ class RingSteps:
             called = called.where(~passed_over[called.step])
             device.begin(windows, marks_of(rows, step_of, len(step_rows)))
         issued = self._issued(called, part(rf.LINK, ended=False), part(rf.SPAN, ended=False), names)
-        awaited = self._awaited(gaps, part(rf.JOINED, ended=False), names)
+        # The collectives that waits for other streams were for.
+        between = dict(zip(gaps.rows["stamp"].tolist(), stretches(gaps.rows), strict=True))
+        joined = part(rf.JOINED, ended=False)
+        gaps_of = zip(joined.step.tolist(), self._names(joined, names), joined.rows["x"].tolist(), strict=True)
+        awaited = [(step, name, between[gap + 1]) for step, name, gap in gaps_of if gap + 1 in between]
         over = waits.where((waits.rows["flags"] & rf.OVER) != 0)
         waited = self._waits(over, awaited, tails, called, issued, names, begin.tolist())
         comm = self._communication(called, issued, int(end[-1]))
@@ -211,12 +214,13 @@ class RingSteps:
                 else:
                     notes[step][about] = many if about in (rf.CAPTURED, rf.DRAWN) else value
         unseens = [
-            Unseen(texts[why], bool(flags & rf.BLIND)) if why else None
-            for flags, why in zip(steps["flags"].tolist(), steps["name"].tolist(), strict=True)
+            Unseen(of_step[rf.UNSEEN], compute=True)
+            if rf.UNSEEN in of_step
+            else Unseen(texts[why], bool(flags & rf.BLIND))
+            if why
+            else None
+            for flags, why, of_step in zip(steps["flags"].tolist(), steps["name"].tolist(), notes, strict=True)
         ]
-        for step, of_step in enumerate(notes):
-            if rf.UNSEEN in of_step:
-                unseens[step] = Unseen(of_step[rf.UNSEEN], compute=True)
         no_copies = [
             of_step.get(rf.NO_COPIES, self._facts.no_copies) if unseen is None else unseen.reason
             for of_step, unseen in zip(notes, unseens, strict=True)
@@ -268,17 +272,16 @@ class RingSteps:
         # Of a step that was passed over they only tell what queues and reaches into the next ones.
         ours = ~passed_over[called.step]
         caller_left = list(left_out.columns("a", "b"))
-        in_pipeline = np.bincount(stages.step, minlength=len(step_rows)).tolist()
         counted = [
             np.bincount(called.step[ours & chosen], minlength=len(step_rows)).tolist()
             for chosen in (issued.counted, issued.ends == 0, (called.rows["flags"] & rf.UNWATCHED) != 0)
         ]
-        facts = Part(steps, np.arange(len(step_rows)), begin).columns("flags", "name", "a", "b", "x", "b2")
+        facts = Part(steps, np.arange(len(step_rows)), begin).columns("flags", "a", "b", "x", "b2")
         counts = summaries.columns("flags", "name", "a", "x", "y", "a2", "b2")
 
         lines = []
         for number, (row, summary) in enumerate(zip(facts, counts, strict=True)):
-            flags, _, start_ns, end_ns, global_step, in_epoch = row
+            flags, start_ns, end_ns, global_step, in_epoch = row
             own_counted, boundary, own_ns, count, outside, before, after = summary
             unseen, overlap, of_step = unseens[number], measured[number], notes[number]
             compute_of_step = compute_rows[computed.of(number)] + pass_rows[passes.of(number)]
@@ -300,10 +303,9 @@ class RingSteps:
                 untimed=[why for why in issued.untimed[own] if why is not None],
             )
             pace: dict[str, float | None] = {"aorta_ms": own_ns / 1e6} if own_counted & rf.OWN_COUNTED else {}
-            copies_of_step, by_kernels = None, None
-            no_copies_of_step = no_copies[number]
+            by_kernels = None
+            copies_of_step, no_copies_of_step = (None, no_copies[number]) if device is None else device.copies[number]
             if device is not None:
-                copies_of_step, no_copies_of_step = device.copies[number]
                 lead = device.leads_ms[number]
                 if lead is not None and not (unseen is not None and unseen.compute):
                     least, most = overlap.bounds.get("compute_ms", (0.0, 0.0))
@@ -334,7 +336,7 @@ class RingSteps:
                     loss=of_step.get(rf.LOSS),
                     grad_norm=of_step.get(rf.GRAD_NORM),
                     pace=pace,
-                    stages=in_pipeline[number] > 0,
+                    stages=bool(groups[number]),
                     no_copies=no_copies_of_step,
                     copies=copies_of_step,
                     boundary=texts[boundary] if boundary else None,
@@ -438,18 +440,6 @@ class RingSteps:
         of_kinds = {kind: np.logical_or.reduce(of_ops) for kind, of_ops in comm.items()}
         return {kind: merge(IntervalArray(starts[chosen], ends[chosen])) for kind, chosen in of_kinds.items()}
 
-    def _awaited(self, gaps: Part, joined: Part, names: list[Any]) -> list[tuple[int, Name, Stretch]]:
-        """Return the collectives that waits for other streams were for: the step of each, its name, and the wait."""
-        if not len(gaps.rows):
-            return []
-        between = dict(zip(gaps.rows["stamp"].tolist(), stretches(gaps.rows), strict=True))
-        gaps_waited = joined.rows["x"].tolist()
-        return [
-            (step, name, between[gap + 1])
-            for step, gap, name in zip(joined.step.tolist(), gaps_waited, self._names(joined, names), strict=True)
-            if gap + 1 in between
-        ]
-
     def _names(self, part: Part, names: list[Any]) -> list[Name]:
         """Return what collectives are called that rows are about."""
         return [
@@ -476,7 +466,7 @@ class RingSteps:
         if len(tails.rows):
             chosen = (issued.ends != 0) & ((called.rows["flags"] & rf.BY_FUTURE) != 0)
             reduced, ends = called.where(chosen), issued.ends[chosen].tolist()
-            buckets = list(map(Bucket, self._names(reduced, names), reduced.rows["a"].tolist(), ends))
+            buckets = list(zip(self._names(reduced, names), reduced.rows["a"].tolist(), ends, strict=True))
             in_tails = list(tails.columns("a", "b"))
             for step in np.unique(reduced.step).tolist():
                 waited = {Name(wait.group, wait.seq, wait.kind) for wait in waits_of[step]}

@@ -61,17 +61,9 @@ class Name(NamedTuple):
     kind: str | None = None
 
 
-class Bucket(NamedTuple):
-    """A collective that has ended, and whose future was taken: a backward pass may wait for it at its end (DDP). Times
-    are nanoseconds of the clock.
-    """
-
-    name: Name
-    issue_ns: int
-    end_ns: int
-
-
-def tail_waits(tails: Iterable[Interval], issued: Sequence[Bucket], named: set[Name]) -> list[tuple[Name, Interval]]:
+def tail_waits(
+    tails: Iterable[Interval], issued: Sequence[tuple[Name, int, int]], named: set[Name]
+) -> list[tuple[Name, Interval]]:
     """Return DDP's waits at the end of its backward passes.
 
     DDP waits for its buckets one after another, in the order in which it issued them. It reaches the first when the
@@ -80,7 +72,7 @@ def tail_waits(tails: Iterable[Interval], issued: Sequence[Bucket], named: set[N
 
     Args:
         tails: the strategy's work at the end of each backward pass, in nanoseconds of the clock.
-        issued: those of the step.
+        issued: name, issue and end of each collective of the step that has ended, and whose future was taken.
         named: what was waited for otherwise; gets what is waited for here.
     """
     waits = []

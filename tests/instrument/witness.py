@@ -17,7 +17,6 @@ from aorta.records.device_steps import ROUND_A_COLLECTIVE, Communication, Device
 from aorta.records.ring_file import RingFile
 from aorta.records.schema import AuxRange, Collective, ComputeRange, Copy, Stall, Step, Wait
 from aorta.records.step_line import (
-    Bucket,
     Coverages,
     GlooWorkers,
     Name,
@@ -190,7 +189,7 @@ class Witness:
 
     def _collectives(
         self, own: list[Any], begin_ns: int
-    ) -> tuple[list[Collective], list[Bucket], list[bool], list[str], list[Communication]]:
+    ) -> tuple[list[Collective], list[tuple[Name, int, int]], list[bool], list[str], list[Communication]]:
         """The rows of collectives, those as buckets, which the backends count, why some have no time, when they ran."""
         found: Any = ([], [], [], [], [])
         beside = {(row.kind, row.x): row for row in own if row.kind in (rf.LINK, rf.SPAN)}
@@ -234,7 +233,7 @@ class Witness:
             start, end, backend = (at_ns - begin_ns if at_ns else None for at_ns in (start_ns, end_ns, backend_ns))
             times = row.a - begin_ns, start, end, source if end_ns else None, backend
             found[0].append(Collective(kind, group, row.y, row.x, dtype, *times))
-            found[1].extend([Bucket(name, row.a, end_ns)] if row.flags & rf.BY_FUTURE and end_ns else [])
+            found[1].extend([(name, row.a, end_ns)] if row.flags & rf.BY_FUTURE and end_ns else [])
             found[2].append(counted)
         return found
 
