@@ -27,11 +27,10 @@ import fcntl
 import os
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Self, TypeAlias, TypeVar, get_args
+from typing import Any, Final, TypeAlias, TypeVar, get_args
 
 import msgspec
 
@@ -61,7 +60,7 @@ _LATE: Final = frozenset(
 """Kept as JSON text: `coverage` and `reasons` are the same in most steps, the others are read of few."""
 
 
-class RecordWriter:
+class RecordWriter(AbstractContextManager["RecordWriter", None]):
     """One open record. `write` either appends a whole line or leaves the file as it was and raises.
 
     Args:
@@ -198,12 +197,7 @@ class RecordWriter:
             os.close(self._file)
             self._file = -1
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_how: object) -> None:
         self.close()
 
     def _encoded(self, line: Line) -> bytes:

@@ -24,15 +24,7 @@ from aorta.records import ring_file as rf
 from aorta.records.device_steps import Communication, DeviceSteps, Stretch, clip, holding, marks_of, stretches
 from aorta.records.ring_file import Part, RingFile
 from aorta.records.schema import AuxRange, Collective, ComputeRange, EndSource, Stall, StallCause, Step, Wait
-from aorta.records.step_line import (
-    Coverages,
-    GlooWorkers,
-    Name,
-    StepFacts,
-    step_line,
-    tail_waits,
-    user_ranges,
-)
+from aorta.records.step_line import Coverages, GlooWorkers, Name, StepFacts, step_line, tail_waits, user_ranges
 from aorta.records.window_kernels import WindowKernels
 from aorta.timeline.arrays import (
     Int64,

@@ -16,15 +16,7 @@ from aorta.records import ring_file as rf
 from aorta.records.device_steps import ROUND_A_COLLECTIVE, Communication, DevicePace, Stretch, lead_ms, nearly_all
 from aorta.records.ring_file import RingFile
 from aorta.records.schema import AuxRange, Collective, ComputeRange, Copy, Stall, Step, Wait
-from aorta.records.step_line import (
-    Coverages,
-    GlooWorkers,
-    Name,
-    StepFacts,
-    step_line,
-    tail_waits,
-    user_ranges,
-)
+from aorta.records.step_line import Coverages, GlooWorkers, Name, StepFacts, step_line, tail_waits, user_ranges
 from aorta.timeline.arrays import Interval
 from aorta.timeline.overlap import Unseen
 from tests.pair_algebra import clip, intersect, merge, subtract
