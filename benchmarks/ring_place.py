@@ -19,8 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
+from aorta.instrument.row_steps import RingRows
 from aorta.records.ring_file import AUX, ROW, RingFile
-from aorta.records.ring_rows import RingRows
 from benchmarks import plans
 
 PAGE = 4096 // ROW.itemsize

@@ -23,8 +23,8 @@ import torch
 import torch.distributed as dist
 
 from aorta.instrument.dispatcher import Work, backward_pass
+from aorta.instrument.row_steps import NOWHERE, RingRows
 from aorta.records import ring_file as rf
-from aorta.records.ring_rows import NOWHERE, RingRows
 from aorta.records.schema import EndSource
 
 _LOOKS: Final = 4

@@ -44,11 +44,10 @@ from aorta.instrument.operators import (
     position_of_peer,
 )
 from aorta.instrument.row_ranges import RowRanges
-from aorta.instrument.row_steps import RowSteps, StepFunctions
+from aorta.instrument.row_steps import NOWHERE, RingRows, RowSteps, StepFunctions
 from aorta.records import ring_file as rf
 from aorta.records.progress import NO_PEER
 from aorta.records.ring_file import RingFile, RingGroup
-from aorta.records.ring_rows import NOWHERE, RingRows
 from aorta.records.schema import STALL_CUTOFF_NS, EndSource
 
 _CPU = torch.device("cpu")

@@ -19,12 +19,11 @@ import torch
 
 from aorta.instrument.event_clock import Mark
 from aorta.instrument.ring_lines import Elsewhere, RingLines
-from aorta.instrument.row_steps import StepSpan, bits_of
+from aorta.instrument.row_steps import NOWHERE, StepSpan, bits_of
 from aorta.instrument.sampling import PASSED, Sampler
 from aorta.instrument.user_marks import MOST_PER_STEP, MarksOfStep, UserMarks
 from aorta.records import ring_file as rf
 from aorta.records.ring_file import RingFile
-from aorta.records.ring_rows import NOWHERE
 from aorta.records.schema import Step
 from aorta.records.step_line import StepFacts
 from aorta.records.window_kernels import WindowKernels

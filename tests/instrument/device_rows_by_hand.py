@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from aorta.instrument.row_steps import RingRows
 from aorta.records import ring_file as rf
 from aorta.records.ring_file import RingGroup
-from aorta.records.ring_rows import RingRows
 from aorta.records.schema import STALL_CUTOFF_NS
 from tests.instrument.taps import ring_in_memory
 

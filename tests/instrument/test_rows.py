@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 
 from aorta.instrument.instrumentation import ON_A_CPU, Instrumentation, ring_facts
 from aorta.instrument.operators import offered
+from aorta.instrument.row_steps import RingRows
 from aorta.records import ring_file as rf
 from aorta.records import ring_steps
 from aorta.records.clocks import boot_id, read_clocks
 from aorta.records.device_steps import DevicePace, DeviceSteps, Stretch, marks_of
 from aorta.records.progress import ROWS_AT, UnreadableProgress
 from aorta.records.ring_file import RingFile, RingGroup
-from aorta.records.ring_rows import RingRows
 from aorta.records.ring_steps import MOST, MOST_STEPS_LATE, RingSteps
 from aorta.records.schema import Stall, Step
 from aorta.records.step_line import StepFacts

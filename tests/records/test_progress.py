@@ -8,6 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from aorta.instrument.row_steps import RingRows
 from aorta.records import progress as module
 from aorta.records.progress import (
     NOBODY,
@@ -19,7 +20,6 @@ from aorta.records.progress import (
     start_ticks,
 )
 from aorta.records.ring_file import NO_DTYPE, ON_DEVICE, STEP, RingFacts, RingFile, RingGroup, RingOperator
-from aorta.records.ring_rows import RingRows
 from aorta.records.schema import ClockReading
 
 
