@@ -13,20 +13,10 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from aorta.device_metrics.sources import DeviceIdentity, match
+from aorta.device_metrics.sources import DeviceIdentity, SampleSource, match
 from aorta.distributed.environment_checks import untraced
 from aorta.errors import DeviceUnreadable
-from aorta.records.device_values import (
-    Card,
-    SampleSource,
-    Values,
-    first,
-    from_json,
-    from_text,
-    json_in_output,
-    normalised,
-    number,
-)
+from aorta.records.device_values import Card, Values, first, from_json, from_text, json_in_output, normalised, number
 
 TIMEOUT_S = 20.0
 WORDS = ("--showtemp", "--showuse", "--showpower", "--showmemuse", "--showclocks", "--showmeminfo", "vram", "--showbus")

@@ -20,9 +20,9 @@ import msgspec
 
 from aorta.config.schema import Devices
 from aorta.device_metrics.rocm_smi import Program, RocmSmi, words_of
-from aorta.device_metrics.sources import AmdSmi, DeviceIdentity, Nvml
+from aorta.device_metrics.sources import AmdSmi, DeviceIdentity, Nvml, SampleSource
 from aorta.errors import DeviceUnreadable
-from aorta.records.device_values import SampleSource, Values
+from aorta.records.device_values import Values
 from aorta.records.schema import DeviceSample, DeviceTelemetry, Step
 
 _log = logging.getLogger(__name__)

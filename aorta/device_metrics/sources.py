@@ -11,26 +11,17 @@ from __future__ import annotations
 import importlib
 import io
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 
 from aorta.distributed.topology import platform_of
 from aorta.errors import DeviceUnreadable
-from aorta.records.device_values import (
-    BYTES_PER_MIB,
-    SampleSource,
-    Values,
-    ask_all,
-    first,
-    known,
-    number,
-    pci_key,
-    whole,
-)
+from aorta.records.device_values import Values, first, number, whole
 from aorta.records.schema import Platform
 
 _VISIBLE: dict[str, tuple[str, ...]] = {
@@ -39,6 +30,32 @@ _VISIBLE: dict[str, tuple[str, ...]] = {
     "rocm": ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
 }
 T = TypeVar("T")
+BYTES_PER_MIB = 1 << 20
+_PCI = re.compile(r"(?:([0-9a-f]{1,8}):)?([0-9a-f]{1,2}):([0-9a-f]{1,2})\.?([0-7])?", re.IGNORECASE)
+
+
+class SampleSource(Protocol):
+    """A source of readings. `min_interval_s`: reading more often costs more than it tells."""
+
+    name: str
+    min_interval_s: float
+
+    def read(self) -> Values:
+        """Return the current values.
+
+        Raises:
+            DeviceUnreadable: nothing could be read; says why.
+        """
+
+    def settings(self) -> dict[str, Any]:
+        """Return the device's settings when the run began: power cap, clock limits and locks; JSON types."""
+
+    def raw(self) -> dict[str, Any]:
+        """Return the fields of the record that hold the raw output of the last reading; none by default."""
+        return {}
+
+    def close(self) -> None:
+        """Release resources; a reading in progress ends soon. Never raises."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +94,12 @@ def physical_index(platform: Platform, ordinal: int, environment: Mapping[str, s
     return ordinal
 
 
+def pci_key(text: str | None) -> tuple[int, int, int, int] | None:
+    """Parse a PCI address into domain, bus, device and function; the domain has eight digits (NVML), four or none."""
+    match = _PCI.fullmatch(text.strip()) if text else None
+    return None if match is None else (*(int(match[i] or "0", 16) for i in (1, 2, 3)), int(match[4] or 0))  # type: ignore[return-value]
+
+
 def match(identity: DeviceIdentity, entries: Sequence[tuple[str | None, T]]) -> T | None:
     """Return the thing whose PCI address is this device's, of (address, thing) in the tool's order; None: ambiguous."""
     wanted = pci_key(identity.pci)
@@ -93,6 +116,33 @@ def match(identity: DeviceIdentity, entries: Sequence[tuple[str | None, T]]) -> 
     if identity.index is not None and identity.index < len(entries):
         return entries[identity.index][1]
     return None
+
+
+def ask_all(asked: Mapping[str, Callable[[], Any]]) -> Values:
+    """Call one function per field; one that fails gives None. For libraries where not every card has every sensor.
+
+    Raises:
+        DeviceUnreadable: all failed, as when the device is lost; includes the first error.
+    """
+    given, problems = _asked(asked)
+    if not given:
+        raise DeviceUnreadable(problems[0])
+    return Values(**given)
+
+
+def known(settings: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
+    """Return the settings, with null for those that cannot be read."""
+    return {**dict.fromkeys(settings), **_asked(settings)[0]}
+
+
+def _asked(functions: Mapping[str, Callable[[], Any]]) -> tuple[dict[str, Any], list[str]]:
+    given, problems = {}, []
+    for name, ask in functions.items():
+        try:
+            given[name] = ask()
+        except Exception as error:  # noqa: BLE001  classes of lazily imported libraries
+            problems.append(f"{name}: {type(error).__name__}: {error}")
+    return given, problems
 
 
 _REASONS = {

@@ -11,17 +11,15 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from aorta.errors import DeviceUnreadable
 
-BYTES_PER_MIB = 1 << 20
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 # Bounded, or a long row of digits would be tried from each of them to its end.
 _MHZ = re.compile(r"(\d{1,20}(?:\.\d{1,20})?)\s{0,8}MHz", re.IGNORECASE)
-_PCI = re.compile(r"(?:([0-9a-f]{1,8}):)?([0-9a-f]{1,2}):([0-9a-f]{1,2})\.?([0-7])?", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -42,30 +40,6 @@ class Values:
     def empty(self) -> bool:
         """Whether no value is known."""
         return all(getattr(self, field.name) is None for field in fields(self))
-
-
-class SampleSource(Protocol):
-    """A source of readings. `min_interval_s`: reading more often costs more than it tells."""
-
-    name: str
-    min_interval_s: float
-
-    def read(self) -> Values:
-        """Return the current values.
-
-        Raises:
-            DeviceUnreadable: nothing could be read; says why.
-        """
-
-    def settings(self) -> dict[str, Any]:
-        """Return the device's settings when the run began: power cap, clock limits and locks; JSON types."""
-
-    def raw(self) -> dict[str, Any]:
-        """Return the fields of the record that hold the raw output of the last reading; none by default."""
-        return {}
-
-    def close(self) -> None:
-        """Release resources; a reading in progress ends soon. Never raises."""
 
 
 def number(value: object) -> float | None:
@@ -100,12 +74,6 @@ def first(*values: float | None) -> float | None:
     return next((value for value in values if value is not None), None)
 
 
-def pci_key(text: str | None) -> tuple[int, int, int, int] | None:
-    """Parse a PCI address into domain, bus, device and function; the domain has eight digits (NVML), four or none."""
-    match = _PCI.fullmatch(text.strip()) if text else None
-    return None if match is None else (*(int(match[i] or "0", 16) for i in (1, 2, 3)), int(match[4] or 0))  # type: ignore[return-value]
-
-
 def json_in_output(text: str) -> Any:
     """Return the JSON document in the output of a tool that may print warnings before it (even "[WARNING] ...").
 
@@ -121,33 +89,6 @@ def json_in_output(text: str) -> Any:
         if isinstance(decoded, dict) or (isinstance(decoded, list) and all(isinstance(part, dict) for part in decoded)):
             return decoded
     raise DeviceUnreadable(f"no JSON in its output: {text.strip()[:200]!r}")
-
-
-def ask_all(asked: Mapping[str, Callable[[], Any]]) -> Values:
-    """Call one function per field; one that fails gives None. For libraries where not every card has every sensor.
-
-    Raises:
-        DeviceUnreadable: all failed, as when the device is lost; includes the first error.
-    """
-    given, problems = _asked(asked)
-    if not given:
-        raise DeviceUnreadable(problems[0])
-    return Values(**given)
-
-
-def known(settings: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
-    """Return the settings, with null for those that cannot be read."""
-    return {**dict.fromkeys(settings), **_asked(settings)[0]}
-
-
-def _asked(functions: Mapping[str, Callable[[], Any]]) -> tuple[dict[str, Any], list[str]]:
-    given, problems = {}, []
-    for name, ask in functions.items():
-        try:
-            given[name] = ask()
-        except Exception as error:  # noqa: BLE001  classes of lazily imported libraries
-            problems.append(f"{name}: {type(error).__name__}: {error}")
-    return given, problems
 
 
 Card: TypeAlias = Mapping[str, object]

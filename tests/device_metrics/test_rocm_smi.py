@@ -9,7 +9,7 @@ import json
 import pytest
 
 from aorta.device_metrics.rocm_smi import Program, RocmSmi, words_of
-from aorta.device_metrics.sources import DeviceIdentity, match, physical_index
+from aorta.device_metrics.sources import DeviceIdentity, match, pci_key, physical_index
 from aorta.errors import DeviceUnreadable
 from aorta.records.device_values import (
     Values,
@@ -18,7 +18,6 @@ from aorta.records.device_values import (
     megahertz,
     normalised,
     number,
-    pci_key,
     read_words,
 )
 from tests.runs import ROOT
