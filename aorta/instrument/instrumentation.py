@@ -237,7 +237,7 @@ class Instrumentation:
             self._interceptor = None
         if self._ring is not None:
             if self.recorder.is_whole:
-                self._ring.note_whole()
+                self._ring.is_whole = True
             self._ring = None
 
     def __enter__(self) -> Self:

@@ -177,6 +177,7 @@ class RingFile:
 
     Attributes:
         path: None: it is in memory, and ends with the process.
+        memory: all of it, as bytes.
         file: its descriptor in the process that made it, which holds a lock on it; -1 where it is in memory.
         process: whose it is; None: nobody said.
         progress: for the process that made it.
@@ -184,16 +185,17 @@ class RingFile:
         count: how many rows were appended; `steps_ended`: how many steps have ended.
         read: the index of the first row that is not in the record yet.
         owner: the process that makes lines of its rows, and writes to the record; or `progress.NOBODY`, `GIVEN_UP`.
+        is_whole: whether all that its rows tell is in the record: who completes records leaves it alone from then on.
     """
 
     count, steps_ended = _Word(layout.COUNT_WORD), _Word(layout.DONE_WORD)
-    read, owner = _Word(layout.READ_WORD), _Word(layout.OWNER_WORD)
+    read, owner, is_whole = _Word(layout.READ_WORD), _Word(layout.OWNER_WORD), _Word(layout.WHOLE_WORD)
     facts: RingFacts
 
     def __init__(self, memory: mmap.mmap, path: Path | None = None, file: int = -1) -> None:
         self.path, self.file = path, file
-        self._memory = memory
-        self._words = memoryview(memory).cast("B")[: layout.PAGE].cast("q")
+        self.memory = memoryview(memory)
+        self._words = self.memory[: layout.PAGE].cast("q")
         self.slots = self._words[layout.SLOTS_WORD]
         self.progress = Progress(self._words, path)
         self.process: ProgressFacts | None = None
@@ -273,7 +275,7 @@ class RingFile:
         encoded = msgspec.json.encode(facts)
         if len(encoded) > stop - start:
             raise OSError(f"the facts of a rank take {len(encoded)} bytes")
-        self._memory[start : start + len(encoded)] = encoded
+        self.memory[start : start + len(encoded)] = encoded
         self._words[word] = len(encoded)
 
     def close(self) -> None:
@@ -288,15 +290,6 @@ class RingFile:
         os.close(self.file)
         self.file = -1
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether all that its rows tell is in the record."""
-        return self._words[layout.WHOLE_WORD] != 0
-
-    def note_whole(self) -> None:
-        """Say so: who completes records leaves it alone from now on."""
-        self._words[layout.WHOLE_WORD] = 1
-
     def keep_progress(self) -> None:
         """Put a small file in its place, with the newest collectives for an autopsy of a run that has ended. Where that
         cannot be written, all of it stays.
@@ -306,7 +299,7 @@ class RingFile:
         kept = rows[rows["kind"] == COLLECTIVE][-layout.KEPT :]
         kept["stamp"] = np.arange(1, len(kept) + 1)
         small = bytearray(layout.ROWS_AT + layout.KEPT * ROW.itemsize)
-        small[: layout.ROWS_AT] = self._memory[: layout.ROWS_AT]
+        small[: layout.ROWS_AT] = self.memory[: layout.ROWS_AT]
         small[layout.ROWS_AT : layout.ROWS_AT + kept.nbytes] = kept.tobytes()
         words = memoryview(small)[: layout.PAGE].cast("q")
         words[layout.SLOTS_WORD], words[layout.COUNT_WORD], words[layout.WHOLE_WORD] = layout.KEPT, len(kept), 1
@@ -331,7 +324,7 @@ class RingFile:
         full = layout.NAMES_AT + used + len(line) > layout.ROWS_AT or len(self._listed) >= MOST_TEXTS
         if full or os.getpid() != self._mapped_by:
             return others
-        self._memory[layout.NAMES_AT + used : layout.NAMES_AT + used + len(line)] = line
+        self.memory[layout.NAMES_AT + used : layout.NAMES_AT + used + len(line)] = line
         self._words[layout.TEXTS_WORD] = used + len(line)
         number = self._listed[name] = len(self._listed) + 1
         return number
@@ -340,17 +333,12 @@ class RingFile:
         """Return what each number stands for: a text, or the fields of a group."""
         size = self._words[layout.TEXTS_WORD]
         if size > self._names_read:
-            lines = self._memory[layout.NAMES_AT + self._names_read : layout.NAMES_AT + size].splitlines()
+            lines = bytes(self.memory[layout.NAMES_AT + self._names_read : layout.NAMES_AT + size]).splitlines()
             self._names += [msgspec.json.decode(line) for line in lines]
             self._names_read = size
         return self._names
 
     # --- rows --------------------------------------------------------------------------------------------------------
-
-    @property
-    def memory(self) -> memoryview:
-        """All of it, as bytes."""
-        return memoryview(self._memory)
 
     @property
     def address(self) -> int:

@@ -161,7 +161,7 @@ def _salvaged(folder: Path, path: Path, problems: list[str]) -> int:
                     return 0
                 record.claim(of_dead=True)
                 count = record.append(late=True)
-                record.ring.note_whole()
+                record.ring.is_whole = True
                 record.ring.keep_progress()
     except BlockingIOError:  # the rank lives, or another process is at it
         return 0

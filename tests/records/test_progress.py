@@ -147,7 +147,7 @@ def test_a_ring_whose_rows_are_in_the_record_keeps_its_state_and_newest_collecti
         rank.rows.end(index, 2 * number)
     watch = ProgressWatch(rank.path)
     before = read_progress(rank.path)
-    rank.ring.note_whole()
+    rank.ring.is_whole = True
     rank.progress.end(7)
     rank.ring.close()
     after = read_progress(rank.path)
@@ -189,7 +189,7 @@ def test_groups_of_many_ranks_leave_space_for_names(rank):
 
 def test_a_forked_child_notes_nothing_and_does_not_close_the_ring(rank):
     rank.progress.begin_step(1)
-    rank.ring.note_whole()
+    rank.ring.is_whole = True
     before = rank.path.read_bytes()
     child = os.fork()
     if child == 0:
