@@ -47,13 +47,10 @@ class RingRows:
     """The rows of a ring that this process has made."""
 
     def __init__(self, ring: RingFile) -> None:
-        self._map(ring.memory)
+        self._bytes, self._words = ring.memory, ring.memory.cast("q")
         self._mask = ring.slots - 1
         # One lock, and a number that is taken at once: whoever comes in between has another row.
         self._lock, self._indices = threading.RLock(), itertools.count(ring.count)
-
-    def _map(self, memory: memoryview) -> None:
-        self._bytes, self._words = memory, memory.cast("q")
 
     def append(
         self,
@@ -114,17 +111,12 @@ class RingRows:
         """End a row now."""
         self.end(index, time.perf_counter_ns())
 
-    def end(self, index: int, b: int) -> None:
-        """End a row."""
+    def end(self, index: int, b: int, y: int = 0) -> None:
+        """End a row; `y`: of a step, the index behind its last row."""
         with self._lock:
             if (word := self._found(index)) is not None:
-                self._words[word + _B] = b
-
-    def end_step(self, index: int, b: int, y: int) -> None:
-        """End the row of a step; `y`: the index behind its last row."""
-        with self._lock:
-            if (word := self._found(index)) is not None:
-                self._words[word + _Y] = y
+                if y:
+                    self._words[word + _Y] = y
                 self._words[word + _B] = b
 
     def linked(self, index: int, flags: int, start_ns: int, backend_end_ns: int) -> None:
@@ -154,7 +146,8 @@ class RingRows:
         the lock.
         """
         self._lock = threading.RLock()
-        self._map(memoryview(bytearray(len(self._bytes))))
+        self._bytes = memoryview(bytearray(len(self._bytes)))
+        self._words = self._bytes.cast("q")
 
 
 class StepSpan(AbstractContextManager[None], Protocol):
@@ -239,12 +232,11 @@ class RowSteps:
 
     def close(self, index: int, flags: int, why: int, *counts: int) -> tuple[int, int]:
         """As `StepFunctions.close`."""
-        *counts_, more_ns = counts
-        issued, outside, ahead_before, ahead = counts_
+        *counted, more_ns = counts
         self.progress.end_step()
         own_ns, self.own_ns = self.own_ns + more_ns + time.perf_counter_ns() - self._ended_ns, 0
-        self._rows.append(rf.SUMMARY, flags, why, own_ns, index, issued, outside, ahead_before, ahead)
-        self._rows.end_step(index, 0 if self._on_device else self._ended_ns, self._behind)
+        self._rows.append(rf.SUMMARY, flags, why, own_ns, index, *counted)
+        self._rows.end(index, 0 if self._on_device else self._ended_ns, self._behind)
         return own_ns, self._ended_ns
 
     def span(self, *arguments: Any) -> StepSpan:

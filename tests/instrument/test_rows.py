@@ -72,7 +72,7 @@ class ByHand:
         inside()
         behind = self.ring.count
         self.row(rf.SUMMARY, b=at, x=issued)
-        self.rows.end_step(at, round(end_ms * MS), behind)
+        self.rows.end(at, round(end_ms * MS), behind)
 
 
 def value(hand: ByHand, which: int, number: float) -> None:
