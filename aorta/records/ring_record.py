@@ -24,7 +24,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from aorta.errors import RecordWriteError
 from aorta.records.clocks import boot_id, read_clocks
@@ -33,9 +33,6 @@ from aorta.records.progress import GIVEN_UP, NOBODY, UnreadableProgress, may_hav
 from aorta.records.record_file import RecordWriter, header_of
 from aorta.records.run_files import RANK_FILE
 from aorta.records.schema import Anchor, Step
-
-if TYPE_CHECKING:
-    from aorta.records.ring_steps import RingSteps
 
 _log = logging.getLogger(__name__)
 _SURELY_DEAD_S: Final = 600.0
@@ -51,7 +48,8 @@ class RingRecord:
     """
 
     def __init__(self, folder: Path, path: Path) -> None:
-        from aorta.records.ring_file import RingFile
+        from aorta.records.ring_file import RingFile  # which loads numpy
+        from aorta.records.ring_steps import RingSteps
 
         self.ring = RingFile.open(path)
         self.path = folder / RANK_FILE.format(rank=self.ring.facts.rank)
@@ -59,6 +57,7 @@ class RingRecord:
             raise UnreadableProgress(f"{path}: not the ring of {self.path}")
         self._ring_path = path
         self._writer = RecordWriter.reopened(self.path, self.ring.facts.rank)
+        self._reader = RingSteps
         self._steps: RingSteps | None = None
 
     @property
@@ -85,10 +84,8 @@ class RingRecord:
             self.close()
             return False
         if self._steps is None:
-            from aorta.records.ring_steps import RingSteps
-
             self._writer.resume(*ring.written)
-            self._steps = RingSteps(ring, behind_ns=self._writer.last_start_ns)
+            self._steps = self._reader(ring, behind_ns=self._writer.last_start_ns)
         return True
 
     def append(self, *, late: bool = False) -> int:
