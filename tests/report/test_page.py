@@ -18,7 +18,7 @@ from aorta.documents.formatting import PAGE
 from aorta.documents.metrics import NOT_SHOWN, SHOWN_FIRST
 from aorta.read.record import load_run
 from aorta.records.schema import Step
-from aorta.report.page.bokeh_chart import NUMBERS, Chart, new_chart, plain
+from aorta.report.page.bokeh_chart import NUMBERS, Chart, new_chart
 from aorta.report.page.charts import round_sizes
 from aorta.report.page.verdict_cards import verdict_of
 from aorta.report.run_tables import comparison_table
@@ -228,7 +228,6 @@ def test_one_step_has_no_curves_and_every_chart_has_its_place(tmp_path):
     assert {f"chart-{name}" for name in drawn} <= set(ids)
     (plot,) = as_bokeh([Chart("any", "", "", new_chart("any", 100, "step", "ms"))])
     assert [axis.formatter.format for axis in (*plot.below, *plot.left)] == [NUMBERS, NUMBERS]
-    assert plain("$$a$$ \\(b") == "$\u200b$a$\u200b$ \\\u200b(b", "text on a canvas is no TeX"
 
 
 def test_ranks_with_another_environment_or_library_are_named(run_of, tmp_path):

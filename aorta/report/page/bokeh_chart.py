@@ -98,13 +98,6 @@ class Chart:
     folded: bool = False
 
 
-def plain(text: str) -> str:
-    """Return text for a canvas: what stands between delimiters of TeX would be typeset, so they are taken apart."""
-    for mark in ("$$", "\\[", "\\(", "\\]", "\\)"):
-        text = text.replace(mark, mark[0] + "\u200b" + mark[1])
-    return text
-
-
 def new_chart(
     name: str, height: int, x_label: str, y_label: str, *, log: bool = False, **ranges: BokehModel
 ) -> BokehModel:
@@ -140,7 +133,7 @@ def new_chart(
         kind = "Log" if log and dimension == "x" else "Linear"
         axis = model(
             f"{kind}Axis",
-            axis_label=plain(label) or None,
+            axis_label=label or None,
             **dict.fromkeys(("axis_label_text_font", "major_label_text_font"), FONT),
             **dict.fromkeys(("axis_label_text_color", "major_label_text_color", "axis_line_color"), INK),
             major_tick_line_color=INK,

@@ -1,15 +1,16 @@
-"""The charts of the page but for bars and timelines: single launches, curves over steps, and the bandwidth of
-collectives.
+"""The charts of the page but for bars: single launches, curves over steps, the bandwidth of collectives, and timelines,
+which a script fills from columns.
 
-Must not: use a warm-up step, drop a step (where more than fit, neighbours share a point, and their lowest and highest
-stay in its band), draw a value that is not known, or a share on less than its whole range.
+Must not: put a word of a file into a template of Bokeh, use a warm-up step, drop a step (where more than fit,
+neighbours share a point, and their lowest and highest stay in its band), draw a value that is not known, or a share on
+less than its whole range.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping
-from typing import Final, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -20,8 +21,9 @@ from aorta.documents.comparison import SIDES, Comparison
 from aorta.documents.dataset import DatasetEntry
 from aorta.documents.formatting import PAGE
 from aorta.read.frames import Floats, Ints
-from aorta.report.page.bokeh_chart import Chart, draw, hover, model, new_chart, source
-from aorta.report.palette import SERIES, light
+from aorta.report.page.bokeh_chart import FONT, BokehModel, Chart, draw, hover, model, new_chart, source
+from aorta.report.page.timelines import TimelineSpans
+from aorta.report.palette import BAND, INK, PAPER, QUIET, SERIES, light
 
 
 def launch_charts(comparison: Comparison) -> list[Chart]:
@@ -79,11 +81,6 @@ class Curve(NamedTuple):
     middle: np.ndarray
     high: np.ndarray
 
-    @property
-    def known(self) -> bool:
-        """Whether there are two points, and any has a value."""
-        return len(self.x) > 1 and not bool(np.isnan(self.middle).all())
-
 
 def steps_a_point(global_steps: np.ndarray) -> int:
     """Return how many of these steps share a point of a curve."""
@@ -131,7 +128,8 @@ def curves_of(dataset: LabelledRun) -> tuple[dict[str, Curve], np.ndarray]:
         sampled = step_columns(dataset.run, dataset.device_samples)
         curves |= {name: over_steps(global_steps, values[dataset.used]) for name, values in sampled.items()}
         throttled = np.unique(global_steps[sampled[THROTTLED][dataset.used] == 1.0])
-    return {name: curve for name, curve in curves.items() if curve.known}, throttled
+    known = {name: curve for name, curve in curves.items() if len(curve.x) > 1 and not np.isnan(curve.middle).all()}
+    return known, throttled
 
 
 def step_charts(datasets: Mapping[str, LabelledRun]) -> list[Chart]:
@@ -239,3 +237,52 @@ def round_sizes(least: int, most: int) -> list[int]:
         if behind - first > 3:
             break
     return sizes[max(first, 0) : behind + 1]
+
+
+_BOX: Final = ("top", "bottom", "left", "right")
+_TOLD: Final = ("color", "rank", "what", "begin", "took", "more", "instance")
+
+
+def timeline_charts(spans: Sequence[TimelineSpans], titles: Mapping[str, str]) -> list[Chart]:
+    """Return a chart for each dataset that has a step; its sources are empty until the page's script fills them. All
+    charts share one range of milliseconds. `titles`: label -> what stands above, with the launch of a set.
+    """
+    charts: list[Chart] = []
+    shared = model("Range1d", start=0, end=1, name="timeline-x")
+    for number, of_label in enumerate(spans):
+        if not of_label.steps:
+            continue
+        plot = new_chart(f"timeline-{number}", 240, "", "", x_range=shared, y_range=model("Range1d", start=1, end=0))
+        plot["left"][0].attributes["ticker"] = model("FixedTicker", ticks=[])
+        plot["center"][1].attributes["grid_line_color"] = None
+        plot.attributes["min_border_left"] = 150
+
+        _boxes(plot, number, "steps", fill_color=BAND, fill_alpha=0.5, line_color=QUIET, line_alpha=0.5)
+        bounds = _boxes(plot, number, "bounds", ("told",), fill_color=QUIET, fill_alpha=0.4, line_color=None)
+        ran = _boxes(plot, number, "spans", _TOLD, fill_color="color", line_color=INK, line_width=0.3, line_alpha=0.6)
+        hatch = {"hatch_pattern": "right_diagonal_line", "hatch_color": INK, "hatch_scale": 6, "hatch_weight": 1}
+        # On a ground of its own: the lines do not show on the dark of a backward pass.
+        ground = {"fill_color": PAPER, "fill_alpha": 0.6, "line_color": INK, "line_width": 0.8}
+        waited = _boxes(plot, number, "waits", _TOLD, **ground, **hatch)
+        _boxes(plot, number, "chosen", fill_color=None, line_color=INK, line_width=2.5)
+        names = source({key: [] for key in ("x", "y", "text", "align", "ink", "ground")}, f"timeline-labels-{number}")
+        text = {"text_align": "align", "text_baseline": "middle", "text_font": FONT, "text_font_size": "11px"}
+        text |= {"text_color": "ink", "background_fill_color": "ground"}  # over hatching
+        draw(plot, "Text", names, x="x", y="y", text="text", **text)
+        for bars in (ran, waited):  # a tap chooses a collective, and must not fade the others
+            bars.attributes |= {"selection_glyph": None, "nonselection_glyph": None}
+        tap = model("TapTool", renderers=[ran])
+        plot["toolbar"]["tools"].append(tap)
+        plot["toolbar"].attributes["active_tap"] = tap
+        rows = [("rank", "@rank"), ("", "@what"), ("start", "@begin"), ("length", "@took"), ("", "@more")]
+        hover(plot, [ran, waited], *rows)
+        hover(plot, [bounds], ("", "@told"))
+        charts.append(
+            Chart(plot["name"], titles.get(of_label.label, of_label.label), "ms since the step began", plot, number)
+        )
+    return charts
+
+
+def _boxes(plot: BokehModel, number: int, name: str, tips: Sequence[str] = (), /, **look: Any) -> BokehModel:
+    columns = source({key: [] for key in (*_BOX, *tips)}, f"timeline-{name}-{number}")
+    return draw(plot, "Quad", columns, **{key: key for key in _BOX}, **look)

@@ -37,8 +37,7 @@ from aorta.report import kernel_tables as kernels
 from aorta.report.page import charts as page_charts
 from aorta.report.page.account_bars import PARTS, step_bars, waterfall
 from aorta.report.page.bokeh_chart import Chart, document, script
-from aorta.report.page.timeline_charts import payload, timeline_charts
-from aorta.report.page.timelines import BLOCKED, lane_order, spans_of
+from aorta.report.page.timelines import BLOCKED, lane_order, payload, spans_of
 from aorta.report.page.verdict_cards import verdict_of
 from aorta.report.palette import MEANINGS, SURFACES, text_on
 from aorta.report.tables import ROW_LIMIT, Column, Table, page_table, text_column
@@ -81,7 +80,7 @@ def write_page(datasets: Mapping[str, LabelledRun], summary: Summary, path: Path
     together = {label: page_charts.steps_a_point(dataset.global_steps) for label, dataset in datasets.items()}
     charts: dict[str, list[Chart]] = {
         "launches": page_charts.launch_charts(comparison) if comparison else [],
-        "timelines": timeline_charts([*spans.values()], drawn),
+        "timelines": page_charts.timeline_charts([*spans.values()], drawn),
         "steps": page_charts.step_charts(datasets),
         "collectives": page_charts.comm_charts(entries),
     }

@@ -1,8 +1,4 @@
-"""Timelines of chosen steps: their spans on the clock that the ranks share.
-
-    step = StepSpans(run, global_step, ranks)
-    step.clock                       # a sentence: whose clock, and how well it is known
-    step.spans(0)[0].start_ms        # since the first of `ranks` began the step
+"""Timelines of chosen steps: their spans on the clock that the ranks share, and what the page's script reads of them.
 
 Must not place a rank on another's clock without a measured offset (each then starts at its own zero, and `clock` says
 why), leave ranks out without saying how many, or choose a step that some rank does not have.
@@ -10,6 +6,7 @@ why), leave ranks out without saying how many, or choose a step that some rank d
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -128,12 +125,11 @@ def windows(run: Run, global_step: int, ranks: Iterable[int]) -> tuple[dict[int,
 
 
 class StepSpans:
-    """One global step of a run, matched across ranks: `windows` and `clock` of the ranks drawn, why a rank is `unread`,
-    what of a rank is not drawn as it is `unknown`, and of each rank, how many spans are not drawn (`unseen`), or as one
-    with a neighbour (`joined`).
+    """One global step of a run, matched across ranks: why a rank is `unread`, what of a rank is not drawn as it is
+    `unknown`, and of each rank, how many spans are not drawn (`unseen`), or as one with a neighbour (`joined`).
     """
 
-    def __init__(self, run: Run, global_step: int, ranks: Sequence[int]) -> None:
+    def __init__(self, run: Run, global_step: int) -> None:
         self._run, self._step = run, global_step
         self._matched = next(matched_pieces(run, NumberedNames(run), (global_step, global_step + 1)), None)
         codes = () if self._matched is None else np.unique(self._matched[0].frame.name).tolist()
@@ -142,14 +138,11 @@ class StepSpans:
         self.unknown: dict[int, set[str]] = {}
         self.unseen: dict[int, int] = {}
         self.joined: dict[int, int] = {}
-        self.choose(ranks)
-
-    def choose(self, ranks: Sequence[int]) -> None:
-        """Draw these ranks."""
-        self.windows, self.clock = windows(self._run, self._step, ranks)
 
     def spans(self, rank: int) -> list[Span]:
-        """Return what one rank did; neighbours made one where there are more than `RANK_STEP_SPANS`."""
+        """Return what one rank did, since it began the step; neighbours made one where there are more than
+        `RANK_STEP_SPANS`.
+        """
         try:
             step = self._run.ranks[rank].step_intervals(self._step)
         except InputError as error:  # the numbers do not need what only a timeline reads
@@ -172,8 +165,7 @@ class StepSpans:
                     made[-1] = Span(last.lane, last.kind, f"{span.kind}, several", last.start_ms, reach)
             spans = made
         self.joined[rank] = count - len(spans)
-        start_ms = self.windows[rank].start_ms
-        return [span._replace(start_ms=start_ms + span.start_ms) for span in spans]
+        return spans
 
     def _collectives(self, rank: int) -> tuple[list[Span], int]:
         """Return the collectives of a rank whose start and end were seen, and how many others there are."""
@@ -320,16 +312,20 @@ def spans_of(dataset: LabelledRun, budget: int, first: int, named: Sequence[int]
     numbers: dict[int, int] = {}
     for index, step in enumerate(steps):
         numbers.setdefault(step.global_step, index)
-    looks = {index: StepSpans(dataset.run, number, everyone[:1]) for number, index in numbers.items()}
+    looks = {index: StepSpans(dataset.run, number) for number, index in numbers.items()}
     most = max((len(look.spans(everyone[0])) for look in looks.values()), default=0)
     drawn = _spread(everyone, max(1, budget // max(1, most * len(looks))), named)
     rows: list[tuple[Any, ...]] = []
     window_rows: list[tuple[Any, ...]] = []
+    clocks = []
     for index, look in looks.items():
-        look.choose(drawn)
+        began, clock = windows(dataset.run, steps[index].global_step, drawn)
+        clocks.append(clock)
         for row, rank in enumerate(drawn):
-            rows += [(row, index, *span) for span in look.spans(rank)]
-            window_rows += [(row, index, *look.windows[rank])] if rank in look.windows else []
+            rows += [
+                (row, index, *span._replace(start_ms=began[rank].start_ms + span.start_ms)) for span in look.spans(rank)
+            ]
+            window_rows += [(row, index, *began[rank])] if rank in began else []
     spans = _columns(("rank", "step", *Span._fields), rows)
     colors: dict[str, str] = {}
     for kind, lane in zip(spans["kind"], spans["lane"], strict=True):
@@ -359,7 +355,7 @@ def spans_of(dataset: LabelledRun, budget: int, first: int, named: Sequence[int]
         shown_first=sorted(
             dict.fromkeys([*(known_rank for known_rank in named if known_rank in drawn), *_spread(drawn, first)])
         )[:first],
-        clock=" ".join(dict.fromkeys(look.clock for look in looks.values())),
+        clock=" ".join(dict.fromkeys(clocks)),
         lanes=lanes,
         kinds=colors,
         whats=whats,
@@ -386,3 +382,28 @@ def _spread(ranks: Sequence[int], count: int, named: Sequence[int] = ()) -> list
     indices = np.unique(np.linspace(0, len(ranks) - 1, count).round().astype(int))
     wanted = {ranks[index] for index in indices} | set([rank for rank in named if rank in set(ranks)][:count])
     return [rank for rank in ranks if rank in wanted]
+
+
+_PAYLOAD: Final = ("label", "ranks", "ranks_in_run", "shown_first", "clock", "lanes", "whats")
+
+
+def payload(spans: Sequence[TimelineSpans]) -> list[dict[str, Any]]:
+    """Return what the page's script reads, as plain JSON values; columns as base64 of little-endian numbers."""
+
+    def packed(columns: dict[str, np.ndarray]) -> dict[str, dict[str, str]]:
+        little = {name: column.astype(column.dtype.newbyteorder("<")) for name, column in columns.items()}
+        return {
+            name: {"type": column.dtype.name, "data": base64.b64encode(column.tobytes()).decode("ascii")}
+            for name, column in little.items()
+        }
+
+    return [
+        {
+            **{name: getattr(of_label, name) for name in _PAYLOAD},
+            "steps": [step._asdict() for step in of_label.steps],
+            "kinds": [*of_label.kinds],
+            "columns": packed(of_label.columns),
+            "windows": packed(of_label.windows),
+        }
+        for of_label in spans
+    ]
