@@ -1,28 +1,266 @@
-"""The report on a plan with several candidates: its table, `candidates.json`, and its page, which has the change of the
-step of each candidate with its interval beside the reference, where the mean step of each goes, and what makes it
-longer or shorter.
+"""The report on a plan with several candidates (`aorta ab --candidate ... --candidate ...`, `--vary`), for `aorta
+report FOLDER`: its table, `candidates.json`, and its page, which has the change of the step of each candidate with its
+interval beside the reference, where the mean step of each goes, and what makes it longer or shorter.
 
-Must not judge: the verdicts, and which candidate to take, are those of `launch_table`.
+With several candidates the chance that one of them looks better grows: each is judged at alpha / candidates
+(Bonferroni, which holds however they depend on each other; here all share the reference's launches). Must not recommend
+what the comparison did not call an improvement, or leave a candidate out.
 """
 
 from __future__ import annotations
 
 import argparse
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from typing import Any, Final
 
-from aorta.analysis.compare.verdict import Rules
+import msgspec
+
+from aorta.analysis.cautions import alerts
+from aorta.analysis.compare.headline import UNLIKE, verdict_label
+from aorta.analysis.compare.verdict import ALL, NOT_TESTED, Rules
 from aorta.command_line import shown_path
-from aorta.documents import known
-from aorta.documents.comparison import Comparison
-from aorta.documents.formatting import PAGE, first_upper
-from aorta.documents.metrics import JOB_STEP
+from aorta.documents import as_json, known
+from aorta.documents.comparison import SIDES, Comparison, Effect
+from aorta.documents.dataset import DatasetEntry
+from aorta.documents.formatting import PAGE, TEXT, first_upper
+from aorta.documents.metrics import JOB_STEP, metric_named
+from aorta.documents.plans import Side
 from aorta.errors import InputError
-from aorta.records.files import NOT_UTF8, json_text, write_whole
-from aorta.report.launch_table import CANDIDATE, CANDIDATES_FILE, REFERENCE, Candidates
-from aorta.report.page.account_bars import PARTS, Candidate, Row, effect_rows, step_bars, waterfall
+from aorta.read.locations import OUTPUTS, launch_folders
+from aorta.records.files import NOT_UTF8, decode_json, json_text, read_small, write_whole
+from aorta.report.page.elements import PARTS, Row, Scale, step_bars, waterfall
 from aorta.report.page.page_content import PAGE_FILE, PRINTED_ROWS, assemble, for_scripts
 from aorta.report.run_tables import LOOKS
+from aorta.report.tables import Column, Table, text_column, text_lines
+from aorta.terminal_style import wrapped
 from aorta.version import __version__
+
+REFERENCE, CANDIDATE = SIDES
+CANDIDATES_FILE: Final = "candidates.json"
+CANDIDATES_VERSION: Final = 1
+
+
+def many_in(source: str) -> Path | None:
+    """Return the folder of a plan with several candidates, given by path or by label; None where it is another."""
+    for folder in (Path(source), Path(OUTPUTS, source)):
+        if launch_folders(folder / f"{CANDIDATE}-1"):
+            return folder
+    return None
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The candidates of a plan, each compared with the reference by the same rules: side -> what it changes, in the
+    words a person copies (`names`), and its comparison, or why there is none. `other_work`: of candidates that did
+    other work than the reference, a comparison whose values count, but not its verdict. `entries`: side -> its mean
+    step over all launches, and what is wrong with it.
+    """
+
+    folder: Path
+    names: Mapping[str, str]
+    comparisons: Mapping[str, Comparison | str]
+    rules: Rules
+    other_work: Mapping[str, Comparison] = field(default_factory=dict)
+    entries: Mapping[str, DatasetEntry] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, folder: Path, rules: Rules) -> Candidates:
+        """Compare the launches of each candidate with those of the reference.
+
+        Raises:
+            InputError: the reference cannot be read.
+        """
+        from aorta.analysis.account import as_document
+        from aorta.analysis.aggregate import aggregate
+        from aorta.analysis.compare.launch_comparison import add_account, compare_launches
+        from aorta.analysis.compare.launch_set import Subject, read_subjects
+
+        def entry_of(subject: Subject) -> DatasetEntry:
+            entry, launches = aggregate(subject.dataset), subject.as_set()
+            entry.account, entry.launches = as_document(launches.accounts), len(launches.launches)
+            entry.left_out = launches.left_out
+            return entry
+
+        changes = _changes(folder)
+        folders = [path.name for path in folder.iterdir() if path.name.startswith(f"{CANDIDATE}-")]
+        sides = sorted({*changes, *folders} - {REFERENCE}, key=lambda name: (len(name), name))
+        rules = replace(rules, primary=JOB_STEP, alpha=rules.alpha / len(sides))
+        reference = read_subjects({REFERENCE: folder / REFERENCE}, rules)[REFERENCE]
+        entries: dict[str, DatasetEntry] = {REFERENCE: entry_of(reference)}
+        comparisons: dict[str, Comparison | str] = {}
+        other_work: dict[str, Comparison] = {}
+        for name in sides:
+            try:
+                candidate = read_subjects({name: folder / name}, rules)[name]
+                entries[name] = entry_of(candidate)
+                runs, sets = (reference.dataset, candidate.dataset), (reference.as_set(), candidate.as_set())
+                compare = partial(compare_launches, runs, sets, ([], []))  # their collectives are not shown
+                try:
+                    comparison = comparisons[name] = compare(rules)
+                    add_account(comparison, (reference, candidate), rules)
+                except InputError as error:
+                    comparisons[name] = str(error)
+                    other_work[name] = compare(replace(rules, allow_unlike=(ALL,)))
+            except InputError as error:
+                comparisons.setdefault(name, str(error))
+        names = {REFERENCE: changes.get(REFERENCE, REFERENCE)} | {name: changes.get(name) or name for name in sides}
+        return cls(folder, names, comparisons, rules, other_work, entries)
+
+    @property
+    def judged(self) -> dict[str, Comparison]:
+        """Side -> comparison, of those that could be compared."""
+        return {name: comparison for name, comparison in self.comparisons.items() if isinstance(comparison, Comparison)}
+
+    @property
+    def shown(self) -> dict[str, Comparison]:
+        """Side -> comparison whose values count, those of other work last."""
+        return {**self.judged, **self.other_work}
+
+    @property
+    def named_entries(self) -> dict[str, DatasetEntry]:
+        """The entries by what each side is called in the table and on the page."""
+        return {side if side == REFERENCE else self.names[side]: entry for side, entry in self.entries.items()}
+
+    @property
+    def best(self) -> str | None:
+        """The improvement with the shortest step; None where nothing is an improvement."""
+        better = {name: comparison for name, comparison in self.judged.items() if comparison.verdict == "improvement"}
+        return min(
+            better, key=lambda name: (better[name].metrics[JOB_STEP].candidate.value, len(name), name), default=None
+        )
+
+    def verdict(self, side: str) -> str:
+        """Return the verdict on a candidate that could be compared; with the launches that it takes, where these are
+        too few for one.
+        """
+        comparison, step = self.judged[side], self.judged[side].metrics[JOB_STEP]
+        return verdict_label(step) if step.verdict == NOT_TESTED else comparison.verdict
+
+    def table(self) -> Table:
+        """Return a row for the reference and each candidate."""
+        shown = self.shown
+        # Every comparison has the same reference, whose row has no effect and no verdict.
+        rows: list[dict[str, Any]] = [{"side": REFERENCE, "found": metrics} for metrics in [*shown.values()][:1]]
+        for name in (name for name in self.comparisons if name in shown):
+            row = {"side": CANDIDATE, "name": self.names[name], "found": shown[name]}
+            if name in self.other_work:
+                rows.append(row | {"verdict": UNLIKE})
+            else:
+                rows.append(row | {"effect": shown[name].metrics[JOB_STEP].test.effect, "verdict": self.verdict(name)})
+
+        def measured(metric: str) -> Column:
+            def value(row: dict[str, Any]) -> float | None:
+                pair = row["found"].metrics.get(metric)
+                return None if pair is None else pair.side(row["side"]).value
+
+            return Column(metric, unit=metric_named(metric).unit, of=value)
+
+        columns = [
+            text_column("name", "side", of=lambda row: row.get("name", REFERENCE)),
+            measured(JOB_STEP),
+            Column("change", unit="effect", of=lambda row: row.get("effect")),
+            Column("interval", unit="interval", of=lambda row: (effect := row.get("effect")) and effect.bounded),
+            measured("overlap_ratio"),
+            text_column("verdict"),
+        ]
+        return Table("candidates", "The reference and the candidates", columns, rows, first_upper(f"{self.basis}."))
+
+    @property
+    def basis(self) -> str:
+        """What the table needs to be understood."""
+        count = len(self.comparisons)
+        level = f"{self.rules.alpha:.2g}: {self.rules.alpha * count:.2g} shared among {count}"
+        return f"values: medians of launches; verdicts on step time, each candidate at {level} (Bonferroni)"
+
+    @property
+    def alerts(self) -> list[str]:
+        """What is wrong with the launches, the most serious first."""
+        warnings = [warning for comparison in self.judged.values() for warning in comparison.warnings]
+        return [*dict.fromkeys([*alerts(self.named_entries), *warnings])]
+
+    def text(self) -> str:
+        """Return the table, with what it needs to be understood."""
+        side = self.best or next(iter(self.comparisons))
+        folders = [str(shown_path(self.folder / name)) for name in (REFERENCE, side)]
+        details = shlex.join(["aorta", "report", f"--{REFERENCE}", folders[0], f"--{CANDIDATE}", folders[1]])
+        head = f"{REFERENCE}: {self.names[REFERENCE] or 'train.py as it is by default'}"
+        lines = text_lines(self.table(), titled=False)
+        wrong = [f"warning: {alert}" for alert in self.alerts]
+        notes = [f"{self.names[name]}: {why}" for name, why in self.comparisons.items() if isinstance(why, str)]
+        return "\n".join([wrapped([head]), *wrong, *lines, wrapped([self.basis, *notes]), f"details: {details}"])
+
+    def conclusion(self) -> str:
+        """Return which side to take."""
+        best = self.best
+        if best is None:
+            count, compared = len(self.comparisons), len(self.judged)
+            if not compared:
+                return "no recommendation: no candidate could be compared with the reference"
+            steps = [comparison.metrics.get(JOB_STEP) for comparison in self.judged.values()]
+            tests = [step.test for step in steps if step is not None and step.verdict == NOT_TESTED]
+            needed = [test.least_launches for test in tests if test.least_launches is not None]  # null: equal values
+            if len(needed) == compared:
+                return f"no recommendation: a verdict takes {max(needed)} launches per side"
+            if all(comparison.verdict == "regression" for comparison in self.judged.values()) and compared == count:
+                return f"keep the reference: {'both' if count == 2 else f'all {count}'} candidates are slower"
+            of = f"{count} candidates" if compared == count else f"{compared} of {count} candidates that were compared"
+            return f"keep the reference: none of the {of} is significantly faster"
+        winner = self.judged[best]
+        others = sum(comparison.verdict == "improvement" for comparison in self.judged.values())
+        more = f"; of {others} improvements it has the shortest step" if others > 1 else ""
+        test = winner.metrics[JOB_STEP].test
+        why = f"  step time {format_effect(test.effect)}; {test.verdict_reason}{more}"
+        return f"recommendation: {self.names[best]}\n{wrapped([why])}"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the content of `candidates.json`."""
+        rows = []
+        for name, comparison in self.comparisons.items():
+            known, reason = (None, comparison) if isinstance(comparison, str) else (as_json(comparison), None)
+            rows.append({"side": name, "changes": self.names[name], "comparison": known, "reason": reason})
+        return {
+            "candidates_version": CANDIDATES_VERSION,
+            "aorta_version": __version__,
+            "folder": str(self.folder),
+            "reference": self.names[REFERENCE],
+            "alpha_each": self.rules.alpha,
+            "margin": self.rules.margin,
+            "candidates": rows,
+            "recommendation": self.best,
+        }
+
+
+def format_effect(effect: Effect) -> str:
+    """Format an effect with its interval in brackets."""
+    interval = "" if effect.low is None or effect.high is None else f" ({TEXT.interval(effect)})"
+    return f"{TEXT.effect(effect.value, effect.kind)}{interval}"
+
+
+class _Asked(msgspec.Struct):
+    sides: dict[str, Side]
+    words: tuple[str, ...] = ()
+
+
+class _PlanFile(msgspec.Struct):
+    asked: _Asked
+
+
+def _changes(folder: Path) -> dict[str, str]:
+    """Return what each side changes by `plan.json`, of candidates against the reference; nothing where it cannot be
+    read: folders have names too.
+    """
+    try:
+        asked = decode_json(read_small(folder / "plan.json"), msgspec.json.Decoder(_PlanFile)).asked
+        reference = asked.sides[REFERENCE]
+        whole = msgspec.structs.replace(reference, words=(*asked.words, *reference.words))
+        changes = {name: side.settings(reference) for name, side in asked.sides.items()}
+        return {**changes, REFERENCE: whole.settings(Side())}
+    except (OSError, ValueError, KeyError):
+        return {}
 
 
 def report_many(folder: Path, options: argparse.Namespace, rules: Rules) -> str:
@@ -58,14 +296,14 @@ def write_candidates(compared: Candidates, path: Path) -> None:
     Raises:
         OSError: `path` cannot be written.
     """
-    shown = {**compared.judged, **compared.other_work}
-    named = {compared.shown_name(side): entry for side, entry in compared.entries.items()}
-    reference = next((comparison.metrics[JOB_STEP].reference.value for comparison in shown.values()), None)
-    rows, band = effect_rows(
-        Candidate(REFERENCE, None, PAGE.quantity(reference, "ms"), "", ""),
-        [_candidate(compared, side) for side in compared.comparisons],
-        compared.rules.margin,
-    )
+    rows, band = _effect_rows(compared)
+    accounts = []
+    for side, pair in compared.comparisons.items():  # why it was not compared, or from the reference's step to its own
+        sentence, parts = pair, list[Row]()
+        if isinstance(pair, Comparison):
+            sentence = (pair.sentence or "no part of the step is certain to have changed.").replace("->", "\u2192")
+            parts = waterfall(known(pair.account))
+        accounts.append((compared.names[side], sentence, parts))
     heading, _, why = compared.conclusion().partition("\n")
     context = {
         "printed_rows": PRINTED_ROWS,
@@ -79,9 +317,9 @@ def write_candidates(compared: Candidates, path: Path) -> None:
         "alerts": compared.alerts,
         "rows": rows,
         "band": band,
-        "bars": step_bars(named),
+        "bars": step_bars(compared.named_entries),
         "parts_of_a_step": PARTS,
-        "accounts": [_account(compared, side) for side in compared.comparisons],
+        "accounts": accounts,
         "table": compared.table(),
     }
     data = {**for_scripts(), "timelines": [], "kindColors": {}}
@@ -89,21 +327,29 @@ def write_candidates(compared: Candidates, path: Path) -> None:
     write_whole(path, html.encode("utf-8", errors=NOT_UTF8))
 
 
-def _candidate(compared: Candidates, side: str) -> Candidate:
-    comparison, name = compared.comparisons[side], compared.names[side]
-    if not isinstance(comparison, Comparison):
-        return Candidate(name, None, "", "not comparable", "open")
-    step, (tone, _) = comparison.metrics[JOB_STEP], LOOKS[comparison.verdict]
-    note = "recommended" if side == compared.best else compared.verdict(side)
-    return Candidate(name, step.test.effect, PAGE.quantity(step.candidate.value, "ms"), note, tone)
-
-
-def _account(compared: Candidates, side: str) -> tuple[str, str, list[Row]]:
-    """Return the name of a candidate, what made its step longer or shorter, or why it was not compared, and from the
-    reference's step to its own, part by part.
+def _effect_rows(compared: Candidates) -> tuple[list[Row], tuple[float, float]]:
+    """Return the reference at 0 and a dot with its interval for the change of each candidate; and the band of changes
+    up to the margin: where it begins, and how wide it is.
     """
-    comparison = compared.comparisons[side]
-    if not isinstance(comparison, Comparison):
-        return compared.names[side], comparison, []
-    sentence = comparison.sentence or "no part of the step is certain to have changed."
-    return compared.names[side], sentence.replace("->", "\u2192"), waterfall(known(comparison.account))
+    margin, steps = compared.rules.margin, {side: pair.metrics[JOB_STEP] for side, pair in compared.judged.items()}
+    effects = [step.test.effect for step in steps.values()]
+    ends = [end for effect in effects for end in (effect.value, effect.low, effect.high) if end is not None]
+    scale = Scale([-margin, margin, *ends])
+    reference = next((pair.metrics[JOB_STEP].reference.value for pair in compared.shown.values()), None)
+    rows = [Row(REFERENCE, "reference", scale(0.0), 0.0, None, PAGE.quantity(reference, "ms"), "", "")]
+    for side in compared.comparisons:
+        name, step = compared.names[side], steps.get(side)
+        if step is None:
+            rows.append(Row(name, "", 0.0, 0.0, None, "", "", "not comparable", "open"))
+            continue
+        effect, interval = step.test.effect, None
+        values, tone = PAGE.quantity(step.candidate.value, "ms"), LOOKS[compared.judged[side].verdict][0]
+        note = "recommended" if side == compared.best else compared.verdict(side)
+        if effect.value is None:
+            rows.append(Row(name, "", 0.0, 0.0, None, values, "", note, tone))
+            continue
+        change = PAGE.effect(effect.value, effect.kind)
+        if effect.low is not None and effect.high is not None:
+            interval, change = (scale(effect.low), scale(effect.high)), f"{change} ({PAGE.interval(effect)})"
+        rows.append(Row(name, "candidate", scale(effect.value), 0.0, interval, values, change, note, tone))
+    return rows, (scale(-margin), scale(margin) - scale(-margin))

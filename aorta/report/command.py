@@ -42,8 +42,8 @@ from aorta.read.traces.interval_table import add_comm_pattern
 from aorta.read.traces.reader import headers_in
 from aorta.records.run_files import REPORT_EVENTS
 from aorta.redaction import redact
+from aorta.report.candidates import many_in, report_many
 from aorta.report.history import append_rows, check_history, rows_of
-from aorta.report.launch_table import many_in
 from aorta.report.markdown import append_markdown
 from aorta.terminal_style import style_of
 
@@ -64,8 +64,6 @@ def overlap_report(arguments: Sequence[str]) -> int:
     )
     many = many_in(options.sources[0]) if len(options.sources) == 1 else None
     if many is not None:
-        from aorta.report.candidates import report_many
-
         to_stdout(report_many(many, options, rules))
         return EXIT_OK
     sources = _sources(options, checkout() or Path.cwd())

@@ -22,8 +22,8 @@ from aorta.documents.formatting import TEXT, json_text
 from aorta.documents.metrics import JOB_STEP, SHOWN_FIRST
 from aorta.report import account_tables, run_tables
 from aorta.report.kernel_tables import kernel_block
+from aorta.report.page.elements import measured_over, result_of
 from aorta.report.page.page_content import PAGE_FILE
-from aorta.report.page.verdict_cards import measured_over, result_of
 from aorta.report.tables import TERMINAL, Table, text_lines
 from aorta.terminal_style import PLAIN, Style, mark_of, wrapped
 

@@ -34,7 +34,7 @@ from aorta.analysis.compare.verdict import NOT_COMPARABLE, Rules
 from aorta.documents.comparison import AccountChange, AccountComparison, FactDifference
 from aorta.documents.explanations import Account, AccountPart
 from aorta.report.account_tables import account_rows
-from aorta.report.page.account_bars import step_bars, waterfall
+from aorta.report.page.elements import step_bars, waterfall
 
 FORWARD, BACKWARD = (COMPUTATION, "forward", "alone"), (COMPUTATION, "backward", HIDES)
 WAIT, SEND = (EXPOSED, "allreduce", WAITING), (EXPOSED, "allreduce", TRANSFER)
@@ -131,8 +131,8 @@ def named_in(part: AccountChange) -> list[AccountChange]:
 def drawn_as_it_is(document: Account, found: AccountComparison) -> None:
     """What the page draws adds up to the step and to its change, within 0.1 %."""
     entry = mock.Mock(account=document)
-    ((_, _, segments),) = step_bars({"run": entry})
-    assert sum(segment.width for segment in segments) == pytest.approx(100, rel=1e-3)
+    (bar,) = step_bars({"run": entry})
+    assert sum(segment["width"] for segment in bar["segments"]) == pytest.approx(100, rel=1e-3)
     before, *rows, after = waterfall(found)
     at = before.width
     for row, part in zip(rows, found.parts, strict=True):

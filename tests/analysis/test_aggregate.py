@@ -17,8 +17,8 @@ from aorta.documents import known as value_of
 from aorta.documents.dataset import DatasetEntry, PhaseTimes
 from aorta.records.schema import Coverage, Step
 from aorta.report.page.charts import curves_of
+from aorta.report.page.elements import measured_over
 from aorta.report.page.timelines import chosen_steps
-from aorta.report.page.verdict_cards import measured_over
 from aorta.report.run_tables import metrics_table
 from aorta.report.tables import text_lines
 from aorta.timeline.overlap import NOT_SAMPLED

@@ -25,7 +25,7 @@ from aorta.documents.metrics import HOST_BOUND
 from aorta.errors import InputError
 from aorta.read.record import load_run
 from aorta.records.schema import CalibrationPlan, Step
-from aorta.report.page.verdict_cards import verdict_of
+from aorta.report.page.elements import verdict_of
 from aorta.report.run_tables import collectives_table, comparison_table, metrics_table
 from aorta.report.summary import summarize
 from aorta.report.tables import text_lines

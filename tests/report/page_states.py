@@ -17,8 +17,7 @@ from aorta.analysis.compare.launch_set import read_subjects
 from aorta.analysis.compare.verdict import Rules
 from aorta.autopsy.evidence import RankEvidence
 from aorta.autopsy.report import verdict_on, write_verdict
-from aorta.report.candidates import write_candidates
-from aorta.report.launch_table import Candidates
+from aorta.report.candidates import Candidates, write_candidates
 from aorta.report.page.page_content import PAGE_FILE, write_page
 from aorta.report.summary import summarize
 from tests.analysis.builders import header, metrics, simulated_run, step, write_manifest, write_rank

@@ -20,7 +20,7 @@ from aorta.read.record import load_run
 from aorta.records.schema import Step
 from aorta.report.page.bokeh_chart import NUMBERS, Chart, new_chart
 from aorta.report.page.charts import round_sizes
-from aorta.report.page.verdict_cards import verdict_of
+from aorta.report.page.elements import verdict_of
 from aorta.report.run_tables import comparison_table
 from aorta.report.summary import summarize
 from aorta.report.tables import page_table

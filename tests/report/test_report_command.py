@@ -26,7 +26,7 @@ from aorta.report import files as report_folder
 from aorta.report import text as terminal_text
 from aorta.report.command import overlap_report
 from aorta.report.files import write_report
-from aorta.report.page.account_bars import parts
+from aorta.report.page.elements import parts
 from aorta.report.tables import ON_PAGE, Column, Table, page_table, text_lines
 from aorta.report.text import MOST_LINES
 from aorta.terminal_style import Style

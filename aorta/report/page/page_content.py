@@ -35,10 +35,9 @@ from aorta.redaction import redact
 from aorta.report import account_tables, run_tables
 from aorta.report import kernel_tables as kernels
 from aorta.report.page import charts as page_charts
-from aorta.report.page.account_bars import PARTS, step_bars, waterfall
 from aorta.report.page.bokeh_chart import Chart, document, script
+from aorta.report.page.elements import PARTS, step_bars, verdict_of, waterfall
 from aorta.report.page.timelines import BLOCKED, lane_order, payload, spans_of
-from aorta.report.page.verdict_cards import verdict_of
 from aorta.report.palette import MEANINGS, SURFACES, text_on
 from aorta.report.tables import ROW_LIMIT, Column, Table, page_table, text_column
 

@@ -1,19 +1,27 @@
-"""What stands at the top of the page: a word, a sentence, and the numbers behind them on cards.
+"""What the page shows as elements and no canvas, so that its numbers are text: the verdict with its cards, where the
+mean step goes, and what made it longer or shorter.
 
-Must not decide anything; the verdict is the comparison's, or there is none.
+    verdict_of(summary)             # a word, a sentence, and the numbers behind them on cards
+    step_bars({"base": entry})      # a bar of parts for each run, the longest step as wide as the page
+    waterfall(comparison.account)   # from the reference's step to the candidate's, part by part
+
+Places and widths are per cent of the chart. Must not decide anything, or compute a part or an interval: the verdict is
+the comparison's, or there is none; `account` and `causes` have the parts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
 
+from aorta.analysis.account import COMPUTATION, EXPOSED, HIDES, IDLE, OUTSIDE
 from aorta.analysis.cautions import autopsy_title, sampling_line
 from aorta.analysis.compare.headline import evidence, headline, is_comparable, numbers
 from aorta.analysis.compare.verdict import DECIDED, SHIFTED
 from aorta.analysis.pace import ONE_RANK
 from aorta.documents import known
-from aorta.documents.comparison import SIDES, Summary
+from aorta.documents.comparison import SIDES, AccountChange, AccountComparison, Summary
 from aorta.documents.dataset import MEANS, DatasetEntry
 from aorta.documents.formatting import PAGE, NumberFormat, first_upper, rough_percent
 from aorta.documents.metrics import JOB_STEP, RATIO_PARTS, SHOWN_FIRST, metric_named
@@ -41,7 +49,7 @@ class PageVerdict:
     tone: str
     symbol: str
     sentence: str
-    cards: tuple[Card, ...]
+    cards: list[Card]
     reason: str = ""
     test: str = ""
 
@@ -58,8 +66,7 @@ def verdict_of(summary: Summary) -> PageVerdict:
     if comparable and verdict != SHIFTED:  # of these the numbers say what the headline would
         sentence = first_upper(f"{rest} {sentence}")
     reasons = []
-    decided = verdict in DECIDED and not comparison.unlike
-    if decided:
+    if verdict in DECIDED and not comparison.unlike:
         reasons.append(str(comparison.verdict_reason))  # with the number of launches
     elif launches := comparison.launches:
         sides = (f"{PAGE.count(len(launches[side]), 'launch')} of {comparison.label(side)}" for side in SIDES)
@@ -89,16 +96,9 @@ def verdict_of(summary: Summary) -> PageVerdict:
         card_tone = LOOKS[judged][0] if pair.tested and judged in LOOKS else "open"
         value = f"{before} \u2192 {after}"
         line = signed(judged) if pair.tested or not judged else "not tested"
-        cards.append(Card(name, _title(name), role, value, change, card_tone, line))
-    return PageVerdict(
-        word,
-        tone,
-        symbol,
-        sentence,
-        tuple(cards),
-        "; ".join(reasons),
-        evidence(comparison),
-    )
+        heading = first_upper(metric_named(name).title) or name
+        cards.append(Card(name, heading, role, value, change, card_tone, line))
+    return PageVerdict(word, tone, symbol, sentence, cards, "; ".join(reasons), evidence(comparison))
 
 
 def _numbers_only(entries: Mapping[str, DatasetEntry]) -> PageVerdict:
@@ -124,7 +124,7 @@ def _numbers_only(entries: Mapping[str, DatasetEntry]) -> PageVerdict:
         sentences += [f"{first_upper('; '.join(measured))}."] if measured else []
         sentences.append("Nothing was compared: name a reference and a candidate for that.")
     tone, symbol = ("bad", "!") if stuck else ("open", "")
-    return PageVerdict(word, tone, symbol, " ".join(sentences), tuple(cards))
+    return PageVerdict(word, tone, symbol, " ".join(sentences), cards)
 
 
 def result_of(entry: DatasetEntry, form: NumberFormat = PAGE) -> str:
@@ -165,16 +165,13 @@ def _nothing_to_hide(entry: DatasetEntry) -> str:
     return "No communication" if comm is not None and comm.max == 0 else ""
 
 
-def _title(name: str) -> str:
-    return first_upper(metric_named(name).title) or name
-
-
 def _median_card(name: str, label: str, entry: DatasetEntry) -> Card | None:
     """Return the card of what heads a run (its `value`); None where there is neither value nor bound."""
     statistics = entry.described.get(name)
     if statistics is None or (name != JOB_STEP and _nothing_to_hide(entry)):
         return None
-    heading, unit = ", ".join(filter(None, (_title(name), label))), metric_named(name).unit
+    title, unit = first_upper(metric_named(name).title) or name, metric_named(name).unit
+    heading = ", ".join(filter(None, (title, label)))
     if statistics.bounds:
         return Card(name, heading, "bounds", PAGE.bounds(statistics.bounds, unit), "", "open", statistics.reason or "")
     if statistics.median is None:
@@ -184,3 +181,123 @@ def _median_card(name: str, label: str, entry: DatasetEntry) -> Card | None:
     of += " of the steps measured by kernels" if statistics.source == "kernels" else ""
     spread = f"5th to 95th percentile: {PAGE.number(statistics.p5, unit)} to {PAGE.quantity(statistics.p95, unit)}"
     return Card(name, heading, of, PAGE.quantity(statistics.value, unit), "", "open", spread)
+
+
+PARTS: Final = {
+    "hidden": "communication hidden in computation",
+    "compute": "computation alone",
+    "exposed": "exposed communication",
+    "other-work": "data, optimizer, copies",
+    "idle": "idle",
+}
+"""Colour -> part of the step."""
+_COLORS: Final = {COMPUTATION: "compute", EXPOSED: "exposed", OUTSIDE: "other-work", IDLE: "idle"}
+_MARGIN: Final = 0.06
+"""Of the range of a chart that does not begin at 0: room on either side."""
+
+
+def parts(entry: DatasetEntry) -> list[float]:
+    """Return the mean ms per step of each of `PARTS`, over all launches; empty where there is no account."""
+    account = known(entry.account)
+    if account is None or account.reason is not None:
+        return []
+    ms = {part.name: part.ms for part in account.parts}
+    computation = next((part for part in account.parts if part.name == COMPUTATION), None)
+    passes = computation.parts if computation else []
+    hidden = sum(below.ms for of_pass in passes for below in of_pass.parts if below.name == HIDES)
+    alone = ms.get(COMPUTATION, 0.0) - hidden
+    return [hidden, alone, ms.get(EXPOSED, 0.0), ms.get(OUTSIDE, 0.0), ms.get(IDLE, 0.0)]
+
+
+def step_bars(entries: Mapping[str, DatasetEntry]) -> list[dict[str, Any]]:
+    """Return the mean step of each run whose account is known, with a segment for each part."""
+    parts_of = {label: of_entry for label, entry in entries.items() if (of_entry := parts(entry))}
+    longest = max(map(sum, parts_of.values()), default=0.0)
+    bars = []
+    for label, of_run in parts_of.items():
+        segments = [
+            {
+                "color": color,
+                "width": 100 * ms / longest,
+                "ms": PAGE.quantity(ms, "ms"),
+                "share": PAGE.percent(ms / sum(of_run), 0),
+                "tip": f"{label}: {title}, mean {PAGE.quantity(ms, 'ms')} a step",
+            }
+            for (color, title), ms in zip(PARTS.items(), of_run, strict=True)
+            if ms > 0
+        ]
+        bars.append({"label": label, "total": PAGE.quantity(sum(of_run), "ms"), "segments": segments})
+    return bars
+
+
+class Row(NamedTuple):
+    """A row of a chart of intervals: a box from `left`, `width` wide, and the interval's ends; what is beside it."""
+
+    name: str
+    color: str
+    left: float
+    width: float
+    interval: tuple[float, float] | None
+    values: str
+    change: str
+    note: str
+    tone: str = ""
+
+
+def waterfall(account: AccountComparison | None) -> list[Row]:
+    """Return the step of the reference, what each part adds to it or takes from it, and the step of the candidate;
+    empty where that is not known. Steps begin at the left edge, which is not 0.
+    """
+    if account is None or account.reason is not None:
+        return []
+    level_ms, begins = account.step.reference_ms, []
+    for part in account.parts:
+        begins.append(level_ms)
+        level_ms += part.change_ms
+    ends = [begin + part.change_ms for begin, part in zip(begins, account.parts, strict=True)]
+    whiskers = [
+        None if part.low_ms is None or part.high_ms is None else (begin + part.low_ms, begin + part.high_ms)
+        for part, begin in zip(account.parts, begins, strict=True)
+    ]
+    scale = Scale([*begins, *ends, account.step.candidate_ms, *(end for pair in whiskers if pair for end in pair)])
+    steps = account.step.reference_ms, account.step.candidate_ms
+    rows = [Row("reference", "reference", 0.0, scale(steps[0]), None, PAGE.quantity(steps[0], "ms"), "", "mean step")]
+    for part, begin, end, interval in zip(account.parts, begins, ends, whiskers, strict=True):
+        caused = [below for below in part.parts if below.cause]
+        note = "; ".join(f"{below.name} {_change(below)}" for below in caused if below.change_ms != part.change_ms)
+        rows.append(
+            Row(
+                part.name,
+                _COLORS[part.name],
+                scale(min(begin, end)),
+                scale(max(begin, end)) - scale(min(begin, end)),
+                interval and (scale(interval[0]), scale(interval[1])),
+                f"{PAGE.number(part.reference_ms, 'ms')} \u2192 {PAGE.quantity(part.candidate_ms, 'ms')}",
+                _change(part),
+                ("cause" if part.cause else "") + (f": {note}" if part.cause and note else ""),
+                ("bad" if part.change_ms > 0 else "good") if part.cause else "",
+            )
+        )
+    step_ms = PAGE.quantity(steps[1], "ms")
+    rows.append(Row("candidate", "candidate", 0.0, scale(steps[1]), None, step_ms, _change(account.step), "mean step"))
+    return rows
+
+
+def _change(part: AccountChange) -> str:
+    text = PAGE.quantity(part.change_ms, "ms", signed=True)
+    if part.low_ms is None or part.high_ms is None:
+        return text
+    low, high = (PAGE.number(end, "ms", signed=True) for end in (part.low_ms, part.high_ms))
+    return f"{text} ({low} to {high})"
+
+
+class Scale:
+    """Values -> per cent of the chart's width."""
+
+    def __init__(self, values: Sequence[float]) -> None:
+        self._low, high = min(values), max(values)
+        room = _MARGIN * (high - self._low) or 1.0
+        self._low, self._range = self._low - room, high - self._low + 2 * room
+
+    def __call__(self, value: float) -> float:
+        return 100 * (value - self._low) / self._range

@@ -12,8 +12,8 @@ from aorta.analysis.compare.verdict import NOT_TESTED, Rules
 from aorta.documents.comparison import ComparedMetric, Comparison, Effect, LaunchTest
 from aorta.documents.dataset import Statistics
 from aorta.documents.formatting import PAGE
+from aorta.report.candidates import Candidates, format_effect
 from aorta.report.command import overlap_report
-from aorta.report.launch_table import Candidates, format_effect
 from tests.analysis.builders import partial
 from tests.report.page_states import plan
 from tests.report.pages import text_of
