@@ -99,9 +99,10 @@ COMMANDS: Final[dict[str, Command]] = {
         "cuda rocm",
     ),
     "whatif": Command(
-        "aorta.report.whatif_command:main",
+        "aorta.report.run_commands:whatif_command",
         "what a run would have measured with another network, no straggler, more ranks",
         "cuda --set network.bandwidth=x2",
+        "whatif_parser",
     ),
     "ab": Command(
         "aorta.experiments.plan_command:main",
@@ -114,9 +115,10 @@ COMMANDS: Final[dict[str, Command]] = {
         "/tmp/dumps",
     ),
     "kernels": Command(
-        "aorta.report.kernel_tables:main",
+        "aorta.report.run_commands:kernels_command",
         "kernels of traces by time, slowed down by communication, launch gaps",
         "cuda_traces --top 30",
+        "kernels_parser",
     ),
     "merge": Command(
         "aorta.merge.merge_traces:merge_traces",

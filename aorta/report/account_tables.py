@@ -1,10 +1,12 @@
-"""The tables of where the mean step goes: its parts, of each rank, what changed, and where communication is exposed.
+"""The tables of where time goes: the parts of the mean step, of each rank, what changed, where communication is
+exposed; and of traces their kernels, what slows these down, and the gaps between them.
 
-Must not compute anything, or sum up parts without naming them.
+Must not compute anything, sum up parts without naming them, or say a slowdown without its interval.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Final
 
 from msgspec.structs import replace
@@ -12,10 +14,11 @@ from msgspec.structs import replace
 from aorta.analysis.account import ANY_PHASE, COMPUTATION, EXPOSED, HIDES, IDLE, MOST, OUTSIDE, is_unexplained
 from aorta.analysis.findings import LARGE_SHARE
 from aorta.documents import known
-from aorta.documents.comparison import SIDES, Comparison
+from aorta.documents.comparison import SIDES, AccountChange, Comparison
 from aorta.documents.dataset import DatasetEntry
 from aorta.documents.explanations import Account, AccountPart, ExposedBreakdown, Straggler
 from aorta.documents.formatting import TEXT, rough_ms
+from aorta.documents.kernels import SlowdownEntry, StreamGapsEntry, TraceEntries
 from aorta.report.tables import Column, Table, text_column
 
 
@@ -123,7 +126,7 @@ def change_table(comparison: Comparison) -> Table | None:
         text_column("name", "mean step", tone=lambda row: "bad" if row.cause else None),
         *(Column(f"{side}_ms", comparison.label(side)) for side in SIDES),
         Column("change_ms", signed=True),
-        text_column("interval", "95 % interval", of=lambda row: interval_text(row.low_ms, row.high_ms)),
+        text_column("interval", "95 % interval", of=_interval),
         text_column("cause", "cause", of=lambda row: "<-" if row.cause else ""),
     ]
     rows = [account.step]
@@ -132,11 +135,10 @@ def change_table(comparison: Comparison) -> Table | None:
     return Table("account", "What makes the step longer or shorter: means over rank-steps and launches", columns, rows)
 
 
-def interval_text(low_ms: float | None, high_ms: float | None) -> str:
-    """Return an interval in ms; empty where there is none."""
-    if low_ms is None or high_ms is None:
+def _interval(part: AccountChange) -> str:
+    if part.low_ms is None or part.high_ms is None:
         return ""
-    return f"{TEXT.number(low_ms, 'ms', signed=True)} to {TEXT.number(high_ms, 'ms', signed=True)}"
+    return f"{TEXT.number(part.low_ms, 'ms', signed=True)} to {TEXT.number(part.high_ms, 'ms', signed=True)}"
 
 
 _DIMENSIONS: Final = {
@@ -171,3 +173,74 @@ def exposed_tables(label: str, breakdown: ExposedBreakdown | None) -> list[Table
         for name, title in _DIMENSIONS.items()
         if (rows := breakdown.dimensions.get(name)) and (compared or breakdown.exposed_ms)
     ]
+
+
+_ON_PAGE: Final = 40
+"""Rows of a table on the page; all are in `summary.json`."""
+_KINDS: Final = {"totals": "Kernels", "gaps": "Gaps"}
+
+
+def place_of(row: SlowdownEntry | StreamGapsEntry) -> str:
+    """Return the rank and device of a row."""
+    rank = "unknown rank" if row.rank is None else f"rank\u00a0{row.rank}"
+    return rank if row.device is None else f"{rank}, device\u00a0{row.device}"
+
+
+_shown = partial(Column, why=lambda row: getattr(row, "reason", None))
+_KERNEL: Final = _shown("name", "kernel", cut=True)
+_PLACE: Final = _shown("of", unit="text", of=place_of)
+_MEAN: Final = (_shown("mean_ms"), _shown("std_ms", "±", tip="sample standard deviation", drop=3))
+_TOTALS: Final = (
+    _KERNEL,
+    _shown("cls", "class", drop=2),
+    _shown("count"),
+    _shown("total_ms"),
+    *_MEAN,
+    _shown("share", unit="ratio", tip="of the summed time of all kernels; shares add up to 100 %"),
+)
+_HALF: Final = "kernels that overlapped communication for at least half of their time"
+_SLOWDOWNS: Final = (
+    _KERNEL,
+    _PLACE,
+    _shown("alone_count", "n alone", tip="kernels that did not overlap communication", drop=3),
+    _shown("overlapped_count", "n overlapped", tip=_HALF, drop=3),
+    _shown("alone_median_ms", "alone", tip="median"),
+    _shown("overlapped_median_ms", "overlapped", tip="median"),
+    _shown("slowdown", unit="ratio", tip="median overlapped / median alone - 1"),
+    _shown("excess_ms", "excess", tip="time of overlapped kernels beyond the median alone", drop=2),
+)
+_LATE: Final = "gaps that ended with a kernel launched after the one before it had ended"
+_GAPS: Final = (
+    _PLACE,
+    *(_shown(key) for key in ("stream", "kernels", "busy_ms", "gaps")),
+    _shown("gap_ms", "gaps"),
+    _shown("gaps_known", "launch known", tip="gaps before a kernel whose launch is known", drop=1),
+    _shown("launch_bound", "launch-bound", tip=_LATE),
+    _shown("launch_bound_ms", "launch-bound"),
+)
+
+
+def kernel_tables(label: str, traces: TraceEntries) -> list[Table]:
+    """Return the tables that people read, all devices together, and none without rows."""
+    kernels = traces.kernels
+    against = "kernels overlapped with communication vs. alone, the largest excess first"
+    tables = (
+        ("kernels", "kernels of all devices, the largest total first", _TOTALS, kernels.by_name),
+        ("slowdowns", against, _SLOWDOWNS, traces.slowdowns),
+        ("gaps", "gaps between the kernels of a stream", _GAPS, kernels.gaps),
+    )
+    return [
+        Table(f"{key}-{label}", f"{label}: {caption}", columns, rows, limit=_ON_PAGE)
+        for key, caption, columns, rows in tables
+        if rows
+    ]
+
+
+def kernel_notes(traces: TraceEntries) -> list[str]:
+    """Return why tables are missing, and how many rows of them."""
+    kernels = traces.kernels
+    notes = [f"{_KINDS[kind]}: {'; '.join(why)}." for kind, why in kernels.reasons.items()]
+    if traces.slowdowns and all(row.slowdown is None for row in traces.slowdowns):
+        why = list(dict.fromkeys(str(row.reason) for row in traces.slowdowns))[:2]
+        notes.append(f"No kernel ran both alone and overlapped with communication: {'; '.join(why)}.")
+    return [*notes, *(f"{count} rows of {kind} are not kept." for kind, count in kernels.left_out.items())]

@@ -44,7 +44,7 @@ from aorta.records.run_files import REPORT_EVENTS
 from aorta.redaction import redact
 from aorta.report.candidates import many_in, report_many
 from aorta.report.history import append_rows, check_history, rows_of
-from aorta.report.markdown import append_markdown
+from aorta.report.text import append_markdown
 from aorta.terminal_style import style_of
 
 _LOGGED_FACTS: Final = ("run_id", "path", "platform", "backend", "parallel", "instrument_mode", "manifest_hash")

@@ -1,5 +1,4 @@
 """The tables of runs and comparisons, and the facts and notes about their sources: what terminal and page show alike.
-The tables of kernels are in `kernel_tables`.
 
 Must not compute anything but the duration that transfer and wait add up to, or show a difference of other work.
 """
@@ -7,7 +6,7 @@ Must not compute anything but the duration that transfer and wait add up to, or 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from operator import itemgetter
 from typing import Any, Final
@@ -26,7 +25,7 @@ from aorta.documents.comparison import (
     Effect,
     MetricDefinition,
 )
-from aorta.documents.dataset import MEANS, DatasetEntry, Statistics
+from aorta.documents.dataset import MEANS, DatasetEntry
 from aorta.documents.explanations import WhatIf
 from aorta.documents.formatting import TEXT, is_zero, json_text
 from aorta.documents.metrics import JOB_STEP, RATIO_PARTS, metric_named
@@ -61,44 +60,34 @@ _METRICS: Final = (
 )
 
 
-def _metric_row(name: str, entry: Statistics) -> dict[str, Any]:
-    """Return the row of a metric; it is shown if it has a value and is not 0 throughout."""
-    metric, bounds = metric_named(name), known(entry.bounds)
-    middle = bounds if entry.median is None else entry.median
-    zero = entry.min == entry.max == entry.nulls == 0
-    basis = "of the steps measured by the profiler's kernels" if entry.source == "kernels" else entry.reason
-    facts = {"unit": metric.unit, "definition": metric.definition, "basis": basis}
-    ends = known(entry.interval)
-    shown = {
-        "interval": f"{TEXT.number(ends.at_least, metric.unit)} to {TEXT.quantity(ends.at_most, metric.unit)}"
-        if ends
-        else "",
-        "middle": middle,
-        "zero": zero,
-        "shown": middle is not None and not zero,
-    }
-    return {"metric": name, "entry": entry} | facts | shown
-
-
 def metrics_table(label: str, entry: DatasetEntry) -> Table:
-    """Return every metric of one dataset over its steps and ranks."""
-    rows = [_metric_row(name, metric) for name, metric in entry.shown.items()]
-    shown: dict[str, Statistics] = {row["metric"]: row["entry"] for row in rows if row["shown"]}
+    """Return every metric of one dataset over its steps and ranks that has a value and is not 0 throughout."""
+    metrics = entry.shown
+    zeros = [name for name, metric in metrics.items() if metric.min == metric.max == metric.nulls == 0]
+    middles = {
+        name: known(metric.bounds) if metric.median is None else metric.median for name, metric in metrics.items()
+    }
+    shown = {name: metrics[name] for name, middle in middles.items() if middle is not None and name not in zeros}
     by_kernels = [name for name, metric in shown.items() if metric.source == "kernels"]
+    rows = []
+    for name, metric in shown.items():
+        unit, ends = metric_named(name).unit, known(metric.interval)
+        of_all = f"{TEXT.number(ends.at_least, unit)} to {TEXT.quantity(ends.at_most, unit)}" if ends else ""
+        basis = "of the steps measured by the profiler's kernels" if name in by_kernels else metric.reason
+        facts = {"unit": unit, "definition": metric_named(name).definition, "basis": basis}
+        rows.append({"metric": name, "entry": metric, "middle": middles[name], "interval": of_all} | facts)
     notes = [
-        *_unavailable({row["metric"]: row["entry"].reason for row in rows if row["middle"] is None}),
-        *_listed("0 throughout", [row["metric"] for row in rows if row["zero"]]),
+        *_unavailable({name: metrics[name].reason for name, middle in middles.items() if middle is None}),
+        *_listed("0 throughout", zeros),
         *_listed("Of the steps measured by kernels alone", by_kernels),
     ]
     kinds = sum(shown[name].mean or 0 for kind in KINDS if (name := f"exposed_{kind}_ms") in shown)
     if "exposed_comm_ms" in shown and kinds > 1.001 * (shown["exposed_comm_ms"].mean or 0) > 0:
         notes.append("Kinds of collectives run at the same time: their exposed times overlap, and do not add up.")
     notes += _denominators(shown)
-    without = {"over_all"} - ({"over_all"} if entry.few_steps else set())
-    without |= set() if known(entry.sampling) else {"interval"}
-    columns = [column for column in _METRICS if column.key not in without]
-    caption = f"{label}: metrics over steps and ranks"
-    return Table(f"metrics-{label}", caption, columns, rows, " ".join(notes) or None, itemgetter("shown"))
+    with_these = {"over_all": entry.few_steps, "interval": known(entry.sampling)}
+    columns = [column for column in _METRICS if with_these.get(column.key, True)]
+    return Table(f"metrics-{label}", f"{label}: metrics over steps and ranks", columns, rows, " ".join(notes) or None)
 
 
 def _unavailable(reasons: Mapping[str, str | None]) -> list[str]:
@@ -113,7 +102,7 @@ def _listed(what: str, names: Sequence[str]) -> list[str]:
     return [f"{what}: {', '.join(names)}."] if names else []
 
 
-def _denominators(names: Mapping[str, Any]) -> list[str]:
+def _denominators(names: Iterable[str]) -> list[str]:
     stated = [f"{name} = {' / '.join(RATIO_PARTS[name])}" for name in names if name in RATIO_PARTS]
     return [f"{'; '.join(stated)}."] if stated else []
 
@@ -144,9 +133,7 @@ def change_of(pair: ComparedMetric) -> Effect | None:
 
 
 def _pair_row(name: str, pair: ComparedMetric, comparison: Comparison) -> dict[str, Any]:
-    """Return the row of a metric of both sides, without a change where the sides did other work or did not take turns.
-    It is shown if it has a value, or bounds, and is not 0 on both sides.
-    """
+    """Return the row of a metric of both sides, without a change where these did other work or did not take turns."""
     change = change_of(pair) if is_comparable(comparison) else None
     test = known(pair.test)
     verdict, corrected = pair.verdict, test and test.p_corrected
@@ -165,7 +152,6 @@ def _pair_row(name: str, pair: ComparedMetric, comparison: Comparison) -> dict[s
         "marked": f"{mark_of(verdict)} {word}".strip(),
         "tone": LOOKS.get(word, (None, ""))[0],
         "reason": (test and test.verdict_reason) or pair.judgement_reason,
-        "shown": pair.bounded or not (pair.unknown or is_zero(pair)),
     }
     for side in SIDES:
         own = pair.side(side)
@@ -175,7 +161,9 @@ def _pair_row(name: str, pair: ComparedMetric, comparison: Comparison) -> dict[s
 
 
 def comparison_table(comparison: Comparison) -> Table:
-    """Return every metric of both sides: the primary and the job step first, then what has a verdict, then the rest."""
+    """Return every metric of both sides that has a value, or bounds, and is not 0 on both: the primary and the job step
+    first, then what has a verdict, then the rest.
+    """
     tested, metrics = comparison.tested, comparison.shown
     labels = {side: comparison.label(side) for side in SIDES}
     titles = {side: label if len(label) <= _LONGEST_LABEL else side for side, label in labels.items()}
@@ -195,20 +183,21 @@ def comparison_table(comparison: Comparison) -> Table:
     def importance(name: str) -> tuple[bool, bool, bool]:
         return name != comparison.deciding, name != JOB_STEP, metrics[name].verdict is None
 
-    rows = [_pair_row(name, metrics[name], comparison) for name in sorted(metrics, key=importance)]
-    zeros = [row["metric"] for row in rows if is_zero(row["pair"])]
-    absent = [row["metric"] for row in rows if not row["shown"] and row["metric"] not in zeros]
+    order = sorted(metrics, key=importance)
+    zeros = [name for name in order if is_zero(metrics[name])]
+    absent = [name for name in order if metrics[name].unknown and not metrics[name].bounded]
+    rows = [_pair_row(name, metrics[name], comparison) for name in order if name not in (*zeros, *absent)]
     tests = [pair.test for pair in metrics.values() if tested]
     needs = [test.least_launches for test in tests if test.least_launches is not None]
     notes = [
         *_listed("0 on both sides", zeros),
         *_unavailable({name: metrics[name].judgement_reason for name in absent}),
         *([f"Not tested: needs {max(needs)} launches per side."] if needs else []),
-        *_denominators({row["metric"]: row for row in rows if row["shown"]}),
+        *_denominators([row["metric"] for row in rows]),
     ]
     medians = "medians of the medians of launches" if tested else "medians"
     of = MEANS.rstrip(",") if comparison.statistic == MEANS else medians
-    return Table("metrics", f"Metrics: {of}", columns, rows, " ".join(notes) or None, itemgetter("shown"))
+    return Table("metrics", f"Metrics: {of}", columns, rows, " ".join(notes) or None)
 
 
 def collectives_table(entries: Mapping[str, DatasetEntry]) -> Table | None:

@@ -126,10 +126,6 @@ class Column:
                 return p_value(value, 3), value
         return (form.quantity if named else form.number)(value, unit, signed=self.signed), value
 
-    def page_cell(self, row: Any) -> Cell:
-        """Return the cell of a row on the page."""
-        return Cell(*self.cell(row, PAGE), _at(row, self.why) if self.why else None, self.tone and self.tone(row))
-
 
 text_column: Final = partial(Column, unit="text")
 
@@ -147,8 +143,8 @@ def _at(row: Any, path: str | Callable[[Any], Any]) -> Any:
 
 @dataclass(frozen=True)
 class Table:
-    """`key` is unique on the page; the first cell of a row is its heading. `shown` chooses the rows that are shown.
-    `note` stands below, `limit` rows at most are on the page.
+    """`key` is unique on the page; the first cell of a row is its heading. `note` stands below; of the rows the page
+    has `limit` at most.
     """
 
     key: str
@@ -156,12 +152,12 @@ class Table:
     columns: Sequence[Column]
     rows: Sequence[Any]
     note: str | None = None
-    shown: Callable[[Any], bool] | None = None
     limit: int = ROW_LIMIT
 
-    def visible(self) -> list[Any]:
-        """Return the rows that are shown."""
-        return [row for row in self.rows if self.shown is None or self.shown(row)]
+    def printed_columns(self, rows: Sequence[Any]) -> list[Column]:
+        """Return the columns of a terminal and of Markdown that have a value in any of these rows."""
+        columns = [column for column in self.columns if TERMINAL in column.media]
+        return [column for column in columns if any(column.value(row) not in (None, "") for row in rows)]
 
 
 def shortened(name: str, width: int) -> str:
@@ -192,10 +188,8 @@ def text_lines(
     """Return a table as lines of a terminal: columns that say nothing, or for which there is no room, are left out, and
     rows after the first `most`, whose number is said. `only`: keys of the columns; `titled`: with caption and note.
     """
-    visible = shown.visible()
-    rows = visible[:most]
-    columns = [column for column in shown.columns if TERMINAL in column.media and (not only or column.key in only)]
-    columns = [column for column in columns if any(column.value(row) not in (None, "") for row in rows)]
+    rows = shown.rows[:most]
+    columns = [column for column in shown.printed_columns(rows) if not only or column.key in only]
     lines = [style.bold(shown.caption)] if titled else []
     while rows:
         heads = [column.heading for column in columns]
@@ -221,8 +215,8 @@ def text_lines(
         head, *body = table([heads, *cells], right=right, width=style.terminal_width)
         lines += [style.bold(head), *body]
         break
-    if len(visible) > len(rows):
-        lines.append(f"and {len(visible) - len(rows)} more")
+    if len(shown.rows) > len(rows):
+        lines.append(f"and {len(shown.rows) - len(rows)} more")
     if shown.note and titled:
         lines.append(wrapped([shown.note], style.width, indent=""))
     return lines if rows or shown.note else []
@@ -231,7 +225,12 @@ def text_lines(
 def page_table(shown: Table) -> Table:
     """Return a table whose rows are `Cell`s, for the page's template."""
     columns = [column for column in shown.columns if ON_PAGE in column.media]
-    rows = shown.visible()
-    cells = [[column.page_cell(row) for column in columns] for row in rows[: shown.limit]]
-    more = f"The first {shown.limit} of {PAGE.whole(len(rows))} rows." if len(rows) > shown.limit else ""
+    count = len(shown.rows)
+
+    def cell(column: Column, row: Any) -> Cell:
+        tip, tone = _at(row, column.why) if column.why else None, column.tone(row) if column.tone else None
+        return Cell(*column.cell(row, PAGE), tip, tone)
+
+    cells = [[cell(column, row) for column in columns] for row in shown.rows[: shown.limit]]
+    more = f"The first {shown.limit} of {PAGE.whole(count)} rows." if count > shown.limit else ""
     return replace(shown, columns=columns, rows=cells, note=" ".join(filter(None, (more, shown.note))) or None)

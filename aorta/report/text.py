@@ -1,11 +1,14 @@
-"""A report in a terminal: its answer in at most `MOST_LINES` lines (`brief_text`), or every table (`full_text`).
+"""A report as text: in a terminal its answer in at most `MOST_LINES` lines (`brief_text`), or every table
+(`full_text`); and GitHub-flavoured Markdown for the page of a CI job, $GITHUB_STEP_SUMMARY (`append_markdown`).
 
-Lines have at most as many columns as the style has, paths and names of kernels aside. Must not compute a number, say a
-gain without its interval, or state an undecided difference as a fact: every change stands beside its own verdict.
+Lines of a terminal have at most as many columns as the style has, paths and names of kernels aside. Must not compute a
+number, say a gain without its interval, state an undecided difference as a fact (every change stands beside its own
+verdict), let text of a file or a label become markup, or write more than GitHub accepts.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,18 +16,21 @@ from typing import Final, TypeAlias
 
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.cautions import alerts, autopsy_notes, notes_of
-from aorta.analysis.compare.headline import evidence, headline, numbers
+from aorta.analysis.compare.headline import evidence, headline, numbers, title
+from aorta.analysis.gate import OUTCOMES, difference_text, interval_text, outcome_text
 from aorta.documents import known
 from aorta.documents.comparison import SIDES, Comparison, Summary
 from aorta.documents.dataset import MEANS, DatasetEntry
 from aorta.documents.explanations import WhatIf
 from aorta.documents.formatting import TEXT, json_text
+from aorta.documents.kernels import TraceEntries
 from aorta.documents.metrics import JOB_STEP, SHOWN_FIRST
+from aorta.errors import InputError
+from aorta.redaction import redact
 from aorta.report import account_tables, run_tables
-from aorta.report.kernel_tables import kernel_block
 from aorta.report.page.elements import measured_over, result_of
 from aorta.report.page.page_content import PAGE_FILE
-from aorta.report.tables import TERMINAL, Table, text_lines
+from aorta.report.tables import TERMINAL, Column, Table, text_column, text_lines
 from aorta.terminal_style import PLAIN, Style, mark_of, wrapped
 
 MOST_LINES: Final = 22
@@ -87,7 +93,7 @@ def _of_run(label: str, entry: DatasetEntry, notes: Sequence[str], style: Style)
         middle = "over_all" if entry.few_steps else "median"
         blocks.append((0, measured_over(entry, TEXT) + ("" if entry.launches else f" of {entry.source.path}")))
         metrics = run_tables.metrics_table(label, entry)
-        rows = {row["metric"]: row for row in metrics.visible()}
+        rows = {row["metric"]: row for row in metrics.rows}
         shown = replace(metrics, rows=[rows[name] for name in SHOWN_FIRST if name in rows], note=None)
         lines = text_lines(shown, style, only=("metric", middle, "interval", "p5", "p95"), titled=False)
         blocks.append((0, "\n".join(["", *lines, ""])))
@@ -117,7 +123,7 @@ def _gains(gains: WhatIf, style: Style, where: str = "") -> list[_Block]:
 
 def _of_comparison(comparison: Comparison, candidate: DatasetEntry, style: Style) -> list[_Block]:
     metrics = run_tables.comparison_table(comparison)
-    rows = {row["metric"]: row for row in metrics.visible()}
+    rows = {row["metric"]: row for row in metrics.rows}
     names = [name for name in dict.fromkeys((comparison.deciding, *SHOWN_FIRST)) if name in rows][: len(SHOWN_FIRST)]
     shown = replace(metrics, rows=[rows[name] for name in names], note=None)
     lines = text_lines(shown, style, only=("metric", "reference", "candidate", "change", "told"), titled=False)
@@ -220,6 +226,16 @@ def gain_block(label: str, gains: WhatIf, style: Style = PLAIN) -> str:
     return "\n".join(filter(None, blocks))
 
 
+def kernel_block(label: str, traces: TraceEntries, style: Style = PLAIN, shown: int = _ROWS) -> str:
+    """Return the first rows of every table of kernels as lines of a terminal, and what the traces do not hold."""
+    if not traces.kernels.by_name:
+        return wrapped(
+            [f"{label}: no kernels: {'; '.join(traces.kernels.reasons.get('totals', ['the traces are empty']))}"]
+        )
+    blocks = ["\n".join(text_lines(part, style, most=shown)) for part in account_tables.kernel_tables(label, traces)]
+    return "\n\n".join([*blocks, wrapped(account_tables.kernel_notes(traces), style.width)])
+
+
 def losses_line(comparison: Comparison, style: Style) -> str:
     """Return whether the losses of both sides are the same; empty where a side has none, or did other work."""
     losses = known(comparison.losses)
@@ -243,3 +259,93 @@ def led(first: str, sentence: str, style: Style, paint: Callable[[str], str] | N
     """Return a sentence behind words that stand out, in bold unless `paint` shows them otherwise."""
     space = "" if sentence.startswith(":") else " "
     return (paint or style.bold)(first) + wrapped([f"{first}{space}{sentence}"], style.width).removeprefix(first)
+
+
+# --- Markdown
+
+_MARKS: Final = {"fail": "❌", "inconclusive": "❔", "pass": "✅"}
+_ACTIVE: Final = re.compile(r"([\\`*_{}\[\]()#+\-.!|~:@/])")
+"""Characters that GitHub reads as markup, links, mentions or references unless a backslash stands before them."""
+LIMIT_BYTES: Final = 1_000_000
+"""GitHub accepts a summary of up to 1 MiB per step (GitHub Docs, "Adding a job summary")."""
+_CONDITIONS: Final = (
+    text_column("outcome", of=lambda judged: f"{_MARKS[judged.outcome]} {OUTCOMES[judged.outcome]}"),
+    text_column("condition"),
+    Column("difference", unit="", of=lambda judged: difference_text(judged, judged.value)),
+    Column("interval", unit="", of=interval_text),
+    Column("p", unit="p"),
+    text_column("reason"),
+)
+
+
+def append_markdown(path: Path, summary: Summary) -> None:
+    """Append a report to a file, which is made where there is none.
+
+    Raises:
+        InputError: it cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(redact(markdown_summary(summary)))
+    except OSError as error:
+        raise InputError(
+            f"{path}: cannot be written: {error.strerror or error}. Give another file to --markdown"
+        ) from error
+
+
+def escaped(text: object) -> str:
+    """Escape text so that GitHub shows it literally, on one line."""
+    line = " ".join(str(text).split())
+    line = "".join(char if char.isprintable() else "\ufffd" for char in line)
+    line = line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return _ACTIVE.sub(lambda match: "\\" + match[1], line)
+
+
+def markdown_summary(summary: Summary) -> str:
+    """Return the page: outcome, conditions, where the difference lies, and warnings; metrics and manifest differences
+    are collapsed.
+    """
+    comparison, result = known(summary.comparison), known(summary.gate)
+    lines = []
+    if result is not None:
+        lines.append(f"### {_MARKS[result.outcome]} AORTA {escaped(outcome_text(result))}")
+    elif comparison is not None:
+        lines.append(f"### AORTA: {escaped(title(comparison))}")
+    else:
+        lines.append("### AORTA report")
+    sentence = "No comparison was asked for."
+    if comparison is not None:
+        sides = f"{escaped(comparison.candidate)} against {escaped(comparison.reference)}"
+        sentence = f"{sides}: **{escaped(headline(comparison))}** {escaped(numbers(comparison))}"
+    lines += ["", sentence]
+    short = "\n".join(lines)
+    if result is not None:
+        lines += ["", *_table(Table("conditions", "", _CONDITIONS, result.conditions))]
+    if comparison is not None:
+        if comparison.sentence:
+            lines += ["", f"**Cause:** {escaped(comparison.sentence)}"]
+        for alert in alerts(summary.datasets, comparison):
+            lines += ["", f"> ⚠️ {escaped(alert)}"]
+        for shown in (
+            run_tables.comparison_table(comparison),
+            account_tables.change_table(comparison),
+            run_tables.differences_table(comparison),
+        ):
+            if shown is not None and (table := _table(shown)):
+                note = ["", escaped(shown.note)] if shown.note else []
+                lines += ["", "<details>", f"<summary>{escaped(shown.caption)}</summary>", "", *table, *note]
+                lines += ["", "</details>"]
+    text = "\n".join(lines) + "\n"
+    if len(text.encode()) > LIMIT_BYTES:  # labels may have any length: the outcome must not be lost to GitHub's limit
+        return short[:10_000] + "\n\nThe rest is in summary.json: it is too long.\n"
+    return text
+
+
+def _table(shown: Table) -> list[str]:
+    columns = shown.printed_columns(shown.rows)
+    lines = [[escaped(column.heading) for column in columns], ["---"] * len(columns)]
+    for row in shown.rows:
+        texts = [(column.cell(row, TEXT)[0], column.kind) for column in columns]
+        lines.append([escaped(text) if kind == "text" else text for text, kind in texts])
+    return [f"| {' | '.join(line)} |" for line in lines] if shown.rows else []

@@ -30,7 +30,7 @@ from aorta.documents.comparison import (
     Summary,
 )
 from aorta.errors import InputError
-from aorta.report.markdown import LIMIT_BYTES, append_markdown, escaped, markdown_summary
+from aorta.report.text import LIMIT_BYTES, append_markdown, escaped, markdown_summary
 from aorta.terminal_style import Style
 from tests.analysis.builders import partial
 from tests.analysis.compare.builders import metric

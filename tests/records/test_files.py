@@ -33,7 +33,7 @@ from aorta.records.run_files import RANK_FILE, RANK_FILE_NAME, rank_files, read_
 
 AORTA = Path(__file__).resolve().parents[2] / "aorta"
 OTHERWISE = {
-    "report/markdown.py": "appends to a file of continuous integration",
+    "report/text.py": "appends to a file of continuous integration",
     "read/traces/open.py": "copies into a temporary folder",
     "report/page/page_content.py": "writes to the path that the report gives it",
     "command_line.py": "a file of torchrun's",

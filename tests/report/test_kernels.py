@@ -10,8 +10,9 @@ from jsonschema import Draft202012Validator
 
 from aorta.documents.kernels import KernelEntries, TraceEntries
 from aorta.report.files import write_report
-from aorta.report.kernel_tables import kernel_block, main
+from aorta.report.run_commands import kernels_command
 from aorta.report.tables import shortened
+from aorta.report.text import kernel_block
 from scripts.json_schemas import json_schema
 from tests.analysis.builders import partial
 from tests.read.kineto_files import ALLREDUCE, document, event, kernel
@@ -53,7 +54,7 @@ def report(traces, tmp_path_factory):
 
 
 def test_the_command_prints_every_kind(traces, capsys):
-    assert main([str(traces)]) == 0
+    assert kernels_command([str(traces)]) == 0
     said = " ".join(capsys.readouterr().out.split())
     for words in (
         f"{GEMM} compute 24 3 0.125 0.026 42.9 %",

@@ -19,8 +19,8 @@ from aorta.errors import InputError
 from aorta.read.record import load_run
 from aorta.report import summary as room
 from aorta.report.files import write_report
+from aorta.report.run_commands import whatif_command
 from aorta.report.summary import LAST_STEPS, most_to_gain, summarize
-from aorta.report.whatif_command import main
 from aorta.terminal_style import Style
 from aorta.whatif.gains import gains
 from aorta.whatif.prediction import base_of
@@ -50,7 +50,7 @@ def runs(tmp_path_factory):
 
 
 def test_a_prediction_is_printed_with_its_interval_its_check_and_its_notes(runs, capsys):
-    assert main([str(runs / "ddp"), "--set", "network.bandwidth=x2", "--set", "ranks=64"]) == 0
+    assert whatif_command([str(runs / "ddp"), "--set", "network.bandwidth=x2", "--set", "ranks=64"]) == 0
     said = capsys.readouterr().out
     wanted = truth(replace(DDP, network=replace(DDP.network, gb_per_s=2 * DDP.network.gb_per_s, world=64)))
     longer = re.search(r"job step +(\d+) ms \((\d+) to (\d+)\) longer, [\d.]+ % of (\d+) ms$", said, re.MULTILINE)
@@ -67,7 +67,7 @@ def test_a_change_has_one_answer_however_it_is_asked_for(runs, run, capsys):
     """In the list, as a marginal cost, as a bound, in a report, and as the answer to its own --set."""
 
     def asked(*words: str) -> dict[str, Any]:
-        assert main([str(runs / run), "--json", *words]) == 0
+        assert whatif_command([str(runs / run), "--json", *words]) == 0
         return json.loads(capsys.readouterr().out)
 
     listed, report = asked(), as_json(most_to_gain(load_run(runs / run)))
@@ -85,11 +85,11 @@ def test_a_change_has_one_answer_however_it_is_asked_for(runs, run, capsys):
 
 
 def test_without_a_change_it_says_what_there_is_to_gain(runs, capsys):
-    assert main([str(runs / "fsdp"), "--json"]) == 0
+    assert whatif_command([str(runs / "fsdp"), "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["gains"][0]["change"] == "network.bandwidth=x2"
     assert said["marginals"][0]["gain_ms"] > 0
-    assert main([str(runs / "fsdp"), "--last", "3"]) == 0
+    assert whatif_command([str(runs / "fsdp"), "--last", "3"]) == 0
     said = capsys.readouterr().out
     assert "A replay of the last 3 steps " in " ".join(said.split())
     assert re.search(r"^twice the bandwidth +[\d.]+ ms ", said, re.MULTILINE)
@@ -109,7 +109,7 @@ def test_on_a_real_network_a_prediction_is_an_upper_bound(tmp_path, capsys):
     run = str(on_network(tmp_path / "run", kind="none"))
 
     def said(*words: str) -> str:
-        assert main([run, *words]) == 0
+        assert whatif_command([run, *words]) == 0
         return " ".join(capsys.readouterr().out.split())
 
     listed = json.loads(said("--json"))

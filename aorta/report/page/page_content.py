@@ -33,7 +33,6 @@ from aorta.records.files import NOT_UTF8
 from aorta.records.run_files import flatten
 from aorta.redaction import redact
 from aorta.report import account_tables, run_tables
-from aorta.report import kernel_tables as kernels
 from aorta.report.page import charts as page_charts
 from aorta.report.page.bokeh_chart import Chart, document, script
 from aorta.report.page.elements import PARTS, step_bars, verdict_of, waterfall
@@ -137,7 +136,6 @@ def write_page(datasets: Mapping[str, LabelledRun], summary: Summary, path: Path
         "entries": entries,
         "run_tables": run_tables,
         "account_tables": account_tables,
-        "kernels": kernels,
         "left_out": [
             f"{side}: {launch.path}: {launch.reason}" for side, launches in left_out.items() for launch in launches
         ],

@@ -1,6 +1,6 @@
-"""The command `aorta whatif`: parses its arguments, predicts, and prints the answer.
+"""The commands that print an answer about one run and write no file: `aorta whatif` and, of traces, `aorta kernels`.
 
-Without a change it prints what there is to gain. Must not define what is predicted.
+Without a change `aorta whatif` prints what there is to gain. Must not define what is predicted, or compute a number.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from aorta.documents import as_json
 from aorta.documents.formatting import TEXT, rough_interval, rough_ms
 from aorta.errors import EXIT_OK, InputError
 from aorta.installation import checkout
-from aorta.read.locations import is_location, locate
-from aorta.report.text import gain_block
+from aorta.read.engines import Local
+from aorta.read.locations import check_label, is_location, locate
+from aorta.read.traces.interval_table import add_comm_pattern
+from aorta.report.text import gain_block, kernel_block
 from aorta.terminal_style import style_of, table, wrapped
 from aorta.whatif.changes import FORMS, is_count, parse_changes
 from aorta.whatif.gains import gains
@@ -27,9 +29,9 @@ from aorta.whatif.read_program import read_program
 
 
 @command()
-def main(arguments: Sequence[str]) -> int:
+def whatif_command(arguments: Sequence[str]) -> int:
     """Run `aorta whatif`; returns its exit code (argparse itself ends with 0 or 2)."""
-    options = parser().parse_args(arguments)
+    options = whatif_parser().parse_args(arguments)
     changes = parse_changes(options.set)
     if len({change.text for change in changes}) < len(changes):
         raise InputError(f"--set {' '.join(options.set)}: a change is given twice")
@@ -83,7 +85,8 @@ def prediction_lines(predicted: Prediction) -> list[str]:
     ]
 
 
-def parser() -> argparse.ArgumentParser:
+def whatif_parser() -> argparse.ArgumentParser:
+    """Return the arguments that `aorta whatif` takes."""
     words = argparse.ArgumentParser(
         description="What if something had been different? A prediction from the record of one run "
         "(docs/what-if.md). What a launch can be given is measured: aorta ab.",
@@ -107,3 +110,37 @@ def _positive(text: str) -> int:
     if not is_count(text) or int(text) < 2:
         raise argparse.ArgumentTypeError(f"{text!r}: a number from 2")
     return int(text)
+
+
+@command()
+def kernels_command(arguments: Sequence[str]) -> int:
+    """Run `aorta kernels`; returns its exit code (argparse itself ends with 0 or 2)."""
+    options = kernels_parser().parse_args(arguments)
+    if options.top < 1:
+        raise InputError(f"--top {options.top}: at least 1")
+    from aorta.read.traces.load import load_traces
+
+    here = Path.cwd()
+    root = checkout() or here
+    named = is_location(options.traces, here, root)
+    folder = options.traces if named else locate([check_label(options.traces)], here, root)[options.traces]
+    run = load_traces(str(folder), Local(), options.comm_pattern)
+    traces = run.traces
+    assert traces is not None, "load_traces gives them"
+    block = kernel_block(options.traces, traces, style_of(sys.stdout), options.top)
+    to_stdout("\n".join([block, *(f"  ! {note}" for note in run.health.notes)]))
+    return EXIT_OK
+
+
+def kernels_parser() -> argparse.ArgumentParser:
+    """Return the arguments that `aorta kernels` takes."""
+    parser = argparse.ArgumentParser(
+        description="Kernels by total time, what communication slows down, and gaps between kernels (docs/traces.md).",
+        epilog="Exit codes: 0 done, 2 bad input.",
+    )
+    parser.add_argument("traces", metavar="TRACES", help="a file, folder, glob or URL, or the label of a run")
+    parser.add_argument(
+        "--top", type=int, default=15, metavar="N", help="rows of each kind to print (default: %(default)s)"
+    )
+    add_comm_pattern(parser)
+    return parser
