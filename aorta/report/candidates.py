@@ -32,7 +32,7 @@ from aorta.documents.plans import Side
 from aorta.errors import InputError
 from aorta.read.locations import OUTPUTS, launch_folders
 from aorta.records.files import NOT_UTF8, decode_json, json_text, read_small, write_whole
-from aorta.report.page.elements import PARTS, Row, Scale, step_bars, waterfall
+from aorta.report.page.elements import PARTS, Row, scale_of, step_bars, waterfall
 from aorta.report.page.page_content import PAGE_FILE, PRINTED_ROWS, assemble, for_scripts
 from aorta.report.run_tables import LOOKS
 from aorta.report.tables import Column, Table, text_column, text_lines
@@ -334,7 +334,7 @@ def _effect_rows(compared: Candidates) -> tuple[list[Row], tuple[float, float]]:
     margin, steps = compared.rules.margin, {side: pair.metrics[JOB_STEP] for side, pair in compared.judged.items()}
     effects = [step.test.effect for step in steps.values()]
     ends = [end for effect in effects for end in (effect.value, effect.low, effect.high) if end is not None]
-    scale = Scale([-margin, margin, *ends])
+    scale = scale_of([-margin, margin, *ends])
     reference = next((pair.metrics[JOB_STEP].reference.value for pair in compared.shown.values()), None)
     rows = [Row(REFERENCE, "reference", scale(0.0), 0.0, None, PAGE.quantity(reference, "ms"), "", "")]
     for side in compared.comparisons:

@@ -69,15 +69,12 @@ def summarize(
             entry.launch_set, entry.left_out = str(subject.launches.path), subject.launches.left_out
     names = [name for entry in entries.values() for name in entry.described]
     names += COLLECTIVE_METRIC_NAMES if any(entry.matched for entry in entries.values()) else ()
-    metrics = {name: metric_named(name) for name in dict.fromkeys(names)}
-    summary = Summary(
-        summary_version=SUMMARY_VERSION,
-        aorta_version=__version__,
-        datasets=entries,
-        metrics={
-            name: MetricDefinition(metric.unit, metric.better, metric.definition) for name, metric in metrics.items()
-        },
-    )
+    metrics = {
+        name: MetricDefinition(metric.unit, metric.better, metric.definition)
+        for name, metric in ((name, metric_named(name)) for name in dict.fromkeys(names))
+    }
+    summary = Summary(summary_version=SUMMARY_VERSION, aorta_version=__version__, datasets=entries, metrics=metrics)
+    differing: set[str] = set()
     if reference is not None and candidate is not None:
         sides = subjects[reference], subjects[candidate]
         compared = summary.comparison = _compared(sides, (entries[reference], entries[candidate]), rules)
@@ -85,15 +82,13 @@ def summarize(
         if is_comparable(compared):
             compared.attribution = break_down(sides[1].exposed, sides[0].exposed)
         add_account(compared, sides, rules)
+        differing = {difference.key for difference in compared.manifest_differences} - {"config.label"}
+        differing = {key.removeprefix("config.") for key in differing if key.startswith("config.")}
     else:
         for label, subject in subjects.items():
             if subject.launches is not None:
                 refuse_mixed(subject.launches, rules)
             entries[label].exposed = break_down(subject.exposed)
-    compared_with = known(summary.comparison)
-    differences = [] if compared_with is None else compared_with.manifest_differences
-    keys = {difference.key for difference in differences} - {"config.label"}
-    differing = {key.removeprefix("config.") for key in keys if key.startswith("config.")}
     for label, subject in subjects.items():
         stragglers = known(entries[label].stragglers)
         no_straggler = None if stragglers is None else stragglers.reason
@@ -135,24 +130,20 @@ def most_to_gain(run: Run, differing: Collection[str] = (), no_straggler: str | 
         differing: settings in which the run differs from the one that it is compared with.
         no_straggler: why no rank is named that holds the others up, if none is.
     """
-    try:
-        return _replayed(run, differing, no_straggler)
-    except (InputError, OSError) as error:  # a record is read again
-        words = str(error)
-        for known in (f"{run.location}: ", "a replay is not possible: ", "no prediction: "):
-            words = words.removeprefix(known)
-        return WhatIf(reason=words)
-
-
-def _replayed(run: Run, differing: Collection[str], no_straggler: str | None) -> WhatIf:
     last = min(LAST_STEPS, RANK_STEPS // max(len(run.ranks), 1))
     ask = f"aorta whatif {shlex.quote(run.location)}"
     if last < _LEAST_STEPS:
-        raise InputError(f"{len(run.ranks)} ranks are too many to be replayed for a report; ask {ask}")
-    program = program_of(run, last)
-    if len(program.steps) == last:
-        ask += f" --last {last}"  # the same steps, so the same answer
-    predicted = gains(base_of(program), differing, ask, no_straggler=no_straggler)
+        return WhatIf(reason=f"{len(run.ranks)} ranks are too many to be replayed for a report; ask {ask}")
+    try:
+        program = program_of(run, last)
+        if len(program.steps) == last:
+            ask += f" --last {last}"  # the same steps, so the same answer
+        predicted = gains(base_of(program), differing, ask, no_straggler=no_straggler)
+    except (InputError, OSError) as error:  # a record is read again
+        words = str(error)
+        for known_words in (f"{run.location}: ", "a replay is not possible: ", "no prediction: "):
+            words = words.removeprefix(known_words)
+        return WhatIf(reason=words)
     marginals = enumerate(predicted.marginals)
     predicted.marginals = [part for index, part in marginals if index < SHOWN_MARGINALS or part.what == "kind"]
     return predicted

@@ -15,7 +15,7 @@ import base64
 import gzip
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,28 +30,24 @@ NUMBERS: Final = "0,0.[000000000]"
 """Of an axis: thousands apart as in the tables, never a power of ten."""
 
 
-@dataclass(eq=False)
-class BokehModel:
-    """A model of Bokeh: the name of its class, and the attributes that are not as by default."""
+class Model:
+    """A model of Bokeh: the name of its class, and the attributes that are not as by default; a mapping among them is a
+    map of Bokeh.
+    """
 
-    kind: str
-    attributes: dict[str, Any] = field(default_factory=dict)
+    def __init__(self, kind: str, **attributes: Any) -> None:
+        self.kind, self.attributes = kind, attributes
 
     def __getitem__(self, name: str) -> Any:
         return self.attributes[name]
 
 
-def model(kind: str, **attributes: Any) -> BokehModel:
-    """Return a model; a mapping among `attributes` is a map of Bokeh."""
-    return BokehModel(kind, attributes)
-
-
-def document(roots: Sequence[BokehModel]) -> tuple[dict[str, Any], list[str]]:
+def document(roots: Sequence[Model]) -> tuple[dict[str, Any], list[str]]:
     """Return the JSON of a document (`Document.from_json` of the package reads it), and the ids of `roots` in it."""
     ids: dict[int, str] = {}
 
     def encoded(item: Any) -> Any:
-        if isinstance(item, BokehModel):
+        if isinstance(item, Model):
             if item.kind == "field":
                 return {"type": "field", **item.attributes}
             if id(item) in ids:
@@ -71,7 +67,7 @@ def document(roots: Sequence[BokehModel]) -> tuple[dict[str, Any], list[str]]:
             return [encoded(value) for value in item]
         return {"type": "number", "value": str(item)} if isinstance(item, float) and math.isnan(item) else item
 
-    config = encoded(model("DocumentConfig", notifications=model("Notifications")))
+    config = encoded(Model("DocumentConfig", notifications=Model("Notifications")))
     content = {"version": version("bokeh"), "title": "AORTA", "config": config, "roots": [*map(encoded, roots)]}
     return content, [ids[id(root)] for root in roots]
 
@@ -93,14 +89,12 @@ class Chart:
     name: str
     title: str
     caption: str
-    model: BokehModel
+    model: Model
     dataset: int | None = None
     folded: bool = False
 
 
-def new_chart(
-    name: str, height: int, x_label: str, y_label: str, *, log: bool = False, **ranges: BokehModel
-) -> BokehModel:
+def new_chart(name: str, height: int, x_label: str, y_label: str, *, log: bool = False, **ranges: Model) -> Model:
     """Return an empty figure as wide as the page. It zooms with Ctrl and the wheel, so that a page still scrolls.
 
     Args:
@@ -108,17 +102,17 @@ def new_chart(
         ranges: `x_range` and `y_range`, where they are not those of the data.
     """
     zoom = "both" if log else "width"
-    pan = model("PanTool", dimensions=zoom)
-    wheel = model("WheelZoomTool", dimensions=zoom, modifiers={"ctrl": True})
-    tools = [pan, model("BoxZoomTool", dimensions=zoom), wheel, model("ResetTool")]
-    plot = model(
+    pan = Model("PanTool", dimensions=zoom)
+    wheel = Model("WheelZoomTool", dimensions=zoom, modifiers={"ctrl": True})
+    tools = [pan, Model("BoxZoomTool", dimensions=zoom), wheel, Model("ResetTool")]
+    plot = Model(
         "Figure",
         name=name,
         height=height,
         sizing_mode="stretch_width",
         min_width=280,
         toolbar_location=None,
-        toolbar=model("Toolbar", tools=tools, active_drag=pan, active_scroll=wheel),
+        toolbar=Model("Toolbar", tools=tools, active_drag=pan, active_scroll=wheel),
         outline_line_color=None,
         background_fill_color=None,
         border_fill_color=None,
@@ -127,11 +121,11 @@ def new_chart(
         lod_threshold=None,
         renderers=[],
         center=[],
-        **{"x_range": model("DataRange1d"), "y_range": model("DataRange1d"), **ranges},
+        **{"x_range": Model("DataRange1d"), "y_range": Model("DataRange1d"), **ranges},
     )
     for dimension_index, (dimension, side, label) in enumerate((("x", "below", x_label), ("y", "left", y_label))):
         kind = "Log" if log and dimension == "x" else "Linear"
-        axis = model(
+        axis = Model(
             f"{kind}Axis",
             axis_label=label or None,
             **dict.fromkeys(("axis_label_text_font", "major_label_text_font"), FONT),
@@ -141,22 +135,20 @@ def new_chart(
             axis_label_text_font_style="normal",
             major_label_text_font_size="11px",
             minor_tick_line_color=None,
-            ticker=model("BasicTicker"),
-            formatter=model("NumeralTickFormatter", format=NUMBERS),
+            ticker=Model("BasicTicker"),
+            formatter=Model("NumeralTickFormatter", format=NUMBERS),
         )
-        plot.attributes |= {side: [axis], f"{dimension}_scale": model(f"{kind}Scale")}
-        plot["center"].append(model("Grid", dimension=dimension_index, axis=axis, grid_line_color=GRID))
+        plot.attributes |= {side: [axis], f"{dimension}_scale": Model(f"{kind}Scale")}
+        plot["center"].append(Model("Grid", dimension=dimension_index, axis=axis, grid_line_color=GRID))
     return plot
 
 
-def source(columns: Mapping[str, Any], name: str | None = None) -> BokehModel:
+def source(columns: Mapping[str, Any], name: str | None = None) -> Model:
     """Return columns that glyphs draw; a script of the page finds them by their name."""
-    return model("ColumnDataSource", data=dict(columns), name=name)
+    return Model("ColumnDataSource", data=dict(columns), name=name)
 
 
-def draw(
-    plot: BokehModel, glyph: str, columns: BokehModel, owner: tuple[int, str] | None = None, /, **properties: Any
-) -> BokehModel:
+def draw(plot: Model, glyph: str, columns: Model, owner: tuple[int, str] | None = None, /, **properties: Any) -> Model:
     """Draw a glyph of Bokeh; a property that is the name of a column takes its values.
 
     Args:
@@ -165,15 +157,15 @@ def draw(
     """
     for key, value in properties.items():
         if isinstance(value, str) and value in columns["data"]:
-            properties[key] = model("field", field=value)
-    renderer = model("GlyphRenderer", data_source=columns, glyph=model(glyph, **properties))
+            properties[key] = Model("field", field=value)
+    renderer = Model("GlyphRenderer", data_source=columns, glyph=Model(glyph, **properties))
     if owner is not None:
         renderer.attributes |= {"tags": [f"dataset-{owner[0]}"], "name": owner[1]}
     plot["renderers"].append(renderer)
     return renderer
 
 
-def hover(plot: BokehModel, renderers: Sequence[BokehModel], *lines: tuple[str, str], mode: str = "mouse") -> None:
+def hover(plot: Model, renderers: Sequence[Model], *lines: tuple[str, str], mode: str = "mouse") -> None:
     """Show `lines` where the pointer is. Names of columns only: Bokeh escapes what a column holds. The page's styles
     hold for the text, as a tooltip is a child of its body.
     """
@@ -181,5 +173,5 @@ def hover(plot: BokehModel, renderers: Sequence[BokehModel], *lines: tuple[str, 
         f'<div><span style="color: var(--quiet)">{label}</span> {value}</div>' if label else f"<div>{value}</div>"
         for label, value in lines
     )
-    tool = model("HoverTool", renderers=[*renderers], tooltips=text, mode=mode, point_policy="follow_mouse")
+    tool = Model("HoverTool", renderers=[*renderers], tooltips=text, mode=mode, point_policy="follow_mouse")
     plot["toolbar"]["tools"].append(tool)

@@ -21,7 +21,7 @@ from aorta.documents.comparison import SIDES, Comparison
 from aorta.documents.dataset import DatasetEntry
 from aorta.documents.formatting import PAGE
 from aorta.read.frames import Floats, Ints
-from aorta.report.page.bokeh_chart import FONT, BokehModel, Chart, draw, hover, model, new_chart, source
+from aorta.report.page.bokeh_chart import FONT, Chart, Model, draw, hover, new_chart, source
 from aorta.report.page.timelines import TimelineSpans
 from aorta.report.palette import BAND, INK, PAPER, QUIET, SERIES, light
 
@@ -33,7 +33,7 @@ def launch_charts(comparison: Comparison) -> list[Chart]:
     launches = comparison.launches
     if not launches or max(map(len, launches.values())) < 2:
         return []
-    plot = new_chart("launches-job_step_ms", 230, "launch of its side", "ms", y_range=model("DataRange1d", start=0))
+    plot = new_chart("launches-job_step_ms", 230, "launch of its side", "ms", y_range=Model("DataRange1d", start=0))
     plot["below"][0]["ticker"].attributes["min_interval"] = 1
     drawn = 0
     for number, side in enumerate(SIDES):
@@ -136,16 +136,16 @@ def step_charts(datasets: Mapping[str, LabelledRun]) -> list[Chart]:
     """Return charts of overlap ratio, job step and devices, all over the same steps; none of what has one step."""
     curves_by_label = {label: curves_of(dataset) for label, dataset in datasets.items()}
     charts: list[Chart] = []
-    shared = model("DataRange1d")
+    shared = Model("DataRange1d")
     for name, title, unit, caption in _CURVES:
         if not any(name in curves for curves, _ in curves_by_label.values()):
             continue
         whole = _WHOLE.get(unit)
-        heights = model("DataRange1d", **({"start": 0} if unit == "ms" else {}))
+        heights = Model("DataRange1d", **({"start": 0} if unit == "ms" else {}))
         if whole is not None:
-            heights = model("Range1d", start=-0.03 * whole, end=1.03 * whole)
+            heights = Model("Range1d", start=-0.03 * whole, end=1.03 * whole)
         plot = new_chart(f"steps-{name}", 190, "", unit, x_range=shared, y_range=heights)
-        plot["below"][0].attributes["ticker"] = model("BasicTicker", min_interval=1)
+        plot["below"][0].attributes["ticker"] = Model("BasicTicker", min_interval=1)
         for number, (label, (curves, throttled)) in enumerate(curves_by_label.items()):
             if name not in curves:
                 continue
@@ -188,7 +188,7 @@ def comm_charts(entries: Mapping[str, DatasetEntry]) -> list[Chart]:
     """Return the bus bandwidth over the size of collectives, with its 5th to 95th percentile; empty where fewer than
     two sizes are known: the table says more of one.
     """
-    heights = model("DataRange1d", start=0)
+    heights = Model("DataRange1d", start=0)
     plot = new_chart("bandwidth", 320, "bytes of the collective", "bus bandwidth, GB/s", log=True, y_range=heights)
     sizes: list[int] = []
     for number, (label, entry) in enumerate(entries.items()):
@@ -220,8 +220,8 @@ def comm_charts(entries: Mapping[str, DatasetEntry]) -> list[Chart]:
         return []
     ticks = round_sizes(min(sizes), max(sizes))
     written = {tick: PAGE.size(tick) for tick in ticks}
-    plot["below"][0].attributes |= {"ticker": model("FixedTicker", ticks=ticks), "major_label_overrides": written}
-    plot.attributes["x_range"] = model("Range1d", start=ticks[0], end=ticks[-1])
+    plot["below"][0].attributes |= {"ticker": Model("FixedTicker", ticks=ticks), "major_label_overrides": written}
+    plot.attributes["x_range"] = Model("Range1d", start=ticks[0], end=ticks[-1])
     caption = "Median of each kind, group and size; the bar reaches from the 5th to the 95th percentile."
     return [Chart(plot["name"], "Bandwidth over size", caption, plot)]
 
@@ -248,12 +248,12 @@ def timeline_charts(spans: Sequence[TimelineSpans], titles: Mapping[str, str]) -
     charts share one range of milliseconds. `titles`: label -> what stands above, with the launch of a set.
     """
     charts: list[Chart] = []
-    shared = model("Range1d", start=0, end=1, name="timeline-x")
+    shared = Model("Range1d", start=0, end=1, name="timeline-x")
     for number, of_label in enumerate(spans):
         if not of_label.steps:
             continue
-        plot = new_chart(f"timeline-{number}", 240, "", "", x_range=shared, y_range=model("Range1d", start=1, end=0))
-        plot["left"][0].attributes["ticker"] = model("FixedTicker", ticks=[])
+        plot = new_chart(f"timeline-{number}", 240, "", "", x_range=shared, y_range=Model("Range1d", start=1, end=0))
+        plot["left"][0].attributes["ticker"] = Model("FixedTicker", ticks=[])
         plot["center"][1].attributes["grid_line_color"] = None
         plot.attributes["min_border_left"] = 150
 
@@ -271,7 +271,7 @@ def timeline_charts(spans: Sequence[TimelineSpans], titles: Mapping[str, str]) -
         draw(plot, "Text", names, x="x", y="y", text="text", **text)
         for bars in (ran, waited):  # a tap chooses a collective, and must not fade the others
             bars.attributes |= {"selection_glyph": None, "nonselection_glyph": None}
-        tap = model("TapTool", renderers=[ran])
+        tap = Model("TapTool", renderers=[ran])
         plot["toolbar"]["tools"].append(tap)
         plot["toolbar"].attributes["active_tap"] = tap
         rows = [("rank", "@rank"), ("", "@what"), ("start", "@begin"), ("length", "@took"), ("", "@more")]
@@ -283,6 +283,6 @@ def timeline_charts(spans: Sequence[TimelineSpans], titles: Mapping[str, str]) -
     return charts
 
 
-def _boxes(plot: BokehModel, number: int, name: str, tips: Sequence[str] = (), /, **look: Any) -> BokehModel:
+def _boxes(plot: Model, number: int, name: str, tips: Sequence[str] = (), /, **look: Any) -> Model:
     columns = source({key: [] for key in (*_BOX, *tips)}, f"timeline-{name}-{number}")
     return draw(plot, "Quad", columns, **{key: key for key in _BOX}, **look)

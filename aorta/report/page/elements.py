@@ -11,7 +11,7 @@ the comparison's, or there is none; `account` and `causes` have the parts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -259,7 +259,7 @@ def waterfall(account: AccountComparison | None) -> list[Row]:
         None if part.low_ms is None or part.high_ms is None else (begin + part.low_ms, begin + part.high_ms)
         for part, begin in zip(account.parts, begins, strict=True)
     ]
-    scale = Scale([*begins, *ends, account.step.candidate_ms, *(end for pair in whiskers if pair for end in pair)])
+    scale = scale_of([*begins, *ends, account.step.candidate_ms, *(end for pair in whiskers if pair for end in pair)])
     steps = account.step.reference_ms, account.step.candidate_ms
     rows = [Row("reference", "reference", 0.0, scale(steps[0]), None, PAGE.quantity(steps[0], "ms"), "", "mean step")]
     for part, begin, end, interval in zip(account.parts, begins, ends, whiskers, strict=True):
@@ -291,13 +291,8 @@ def _change(part: AccountChange) -> str:
     return f"{text} ({low} to {high})"
 
 
-class Scale:
-    """Values -> per cent of the chart's width."""
-
-    def __init__(self, values: Sequence[float]) -> None:
-        self._low, high = min(values), max(values)
-        room = _MARGIN * (high - self._low) or 1.0
-        self._low, self._range = self._low - room, high - self._low + 2 * room
-
-    def __call__(self, value: float) -> float:
-        return 100 * (value - self._low) / self._range
+def scale_of(values: Sequence[float]) -> Callable[[float], float]:
+    """Return what places a value on a chart of these, in per cent of its width."""
+    low, high = min(values), max(values)
+    room = _MARGIN * (high - low) or 1.0
+    return lambda value: 100 * (value - (low - room)) / (high - low + 2 * room)

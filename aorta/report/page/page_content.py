@@ -59,10 +59,7 @@ def write_page(datasets: Mapping[str, LabelledRun], summary: Summary, path: Path
     sides = {comparison.reference: "reference", comparison.candidate: "candidate"} if comparison else {}
     order = [*sides, *(label for label in datasets if label not in sides)]  # their colours are those of every picture
     datasets, entries = {label: datasets[label] for label in order}, {label: summary.datasets[label] for label in order}
-    late = {
-        label: [straggler.rank for straggler in account_tables.named_ranks(entry) if straggler.rank is not None]
-        for label, entry in entries.items()
-    }
+    late = {label: [late.rank for late in account_tables.named_ranks(entry)] for label, entry in entries.items()}
     share = SPAN_BUDGET // max(1, len(datasets))
     spans = {label: spans_of(dataset, share, SHOWN_RANKS, late[label]) for label, dataset in datasets.items()}
     step_notes: list[str] = []

@@ -76,19 +76,10 @@ def color_of(kind: str, lane: str) -> str:
     return light(meaning or (kind if kind in _KINDS else "other-kind"))
 
 
-class Window(NamedTuple):
-    """When a rank began the step, in ms after the first rank drawn, how long it took, and by how much the start may be
-    off (NaN: not known).
-    """
-
-    start_ms: float
-    length_ms: float
-    bound_ms: float
-
-
-def windows(run: Run, global_step: int, ranks: Iterable[int]) -> tuple[dict[int, Window], str]:
-    """Return rank -> its step on the clock that all of `ranks` share, for those that have the step; and a sentence on
-    that clock. Ranks of one host share its monotonic clock; those of several need measured offsets (R9).
+def windows(run: Run, global_step: int, ranks: Iterable[int]) -> tuple[dict[int, tuple[float, float, float]], str]:
+    """Return rank -> when it began the step, in ms after the first of `ranks`, how long it took, and by how much the
+    start may be off (NaN: not known), for those that have the step; and a sentence on the clock that they share. Ranks
+    of one host share its monotonic clock; those of several need measured offsets (R9).
     """
     steps = {rank: run.ranks[rank].steps for rank in ranks}
     indices = {rank: int(np.searchsorted(frame.global_step, global_step)) for rank, frame in steps.items()}
@@ -97,7 +88,7 @@ def windows(run: Run, global_step: int, ranks: Iterable[int]) -> tuple[dict[int,
     }
     lengths = {rank: int(steps[rank].length_ns[index]) / NS_PER_MS for rank, index in indices.items()}
     if len(indices) < 2:
-        return {rank: Window(0.0, length, 0.0) for rank, length in lengths.items()}, "One rank."
+        return {rank: (0.0, length, 0.0) for rank, length in lengths.items()}, "One rank."
     clocks = {rank: clock for rank in indices if (clock := run.clocks.get(rank)) is not None and clock.known}
     hosts = {run.ranks[rank].source.host for rank in indices}
     boots = {clock.boot_id for clock in clocks.values()}
@@ -117,11 +108,12 @@ def windows(run: Run, global_step: int, ranks: Iterable[int]) -> tuple[dict[int,
     else:
         absent = next(rank for rank in indices if rank not in clocks)
         why = run.clocks_missing or f"the clock of rank {absent} was not measured"
-        apart = {rank: Window(0.0, length, np.nan) for rank, length in lengths.items()}
+        apart = {rank: (0.0, length, np.nan) for rank, length in lengths.items()}
         return apart, f"Each rank starts at its own zero: {why}."
     first = min(starts.values())
-    placed = {rank: Window((start - first) / NS_PER_MS, lengths[rank], bounds[rank]) for rank, start in starts.items()}
-    return placed, clock_sentence
+    return {
+        rank: ((start - first) / NS_PER_MS, lengths[rank], bounds[rank]) for rank, start in starts.items()
+    }, clock_sentence
 
 
 class StepSpans:
@@ -322,9 +314,7 @@ def spans_of(dataset: LabelledRun, budget: int, first: int, named: Sequence[int]
         began, clock = windows(dataset.run, steps[index].global_step, drawn)
         clocks.append(clock)
         for row, rank in enumerate(drawn):
-            rows += [
-                (row, index, *span._replace(start_ms=began[rank].start_ms + span.start_ms)) for span in look.spans(rank)
-            ]
+            rows += [(row, index, *span._replace(start_ms=began[rank][0] + span.start_ms)) for span in look.spans(rank)]
             window_rows += [(row, index, *began[rank])] if rank in began else []
     spans = _columns(("rank", "step", *Span._fields), rows)
     colors: dict[str, str] = {}
@@ -360,7 +350,7 @@ def spans_of(dataset: LabelledRun, budget: int, first: int, named: Sequence[int]
         kinds=colors,
         whats=whats,
         columns=_arrays(spans),
-        windows=_arrays(_columns(("rank", "step", *Window._fields), window_rows)),
+        windows=_arrays(_columns(("rank", "step", "start", "length", "bound"), window_rows)),
         notes=[*dict.fromkeys(notes)],
     )
 
