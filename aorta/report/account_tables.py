@@ -44,9 +44,8 @@ def rank_table(label: str, entry: DatasetEntry) -> Table | None:
     )
     of = "" if entry.shown_launch is None else f" in launch {entry.shown_launch}"
     note = None if stragglers is None or stragglers.reason is None else f"No rank is named{of}: {stragglers.reason}."
-    return (
-        Table(f"ranks-{label}", f"{label}: the mean step of each rank", columns, rows, note) if len(rows) > 1 else None
-    )
+    caption = f"{label}: the mean step of each rank"
+    return Table(f"ranks-{label}", caption, columns, rows, note) if len(rows) > 1 else None
 
 
 LEAST_PART: Final = 0.01

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -27,7 +27,7 @@ from aorta.documents import as_json, known
 from aorta.documents.comparison import SIDES, Comparison, Effect
 from aorta.documents.dataset import DatasetEntry
 from aorta.documents.formatting import PAGE, TEXT, first_upper
-from aorta.documents.metrics import JOB_STEP, metric_named
+from aorta.documents.metrics import JOB_STEP
 from aorta.documents.plans import Side
 from aorta.errors import InputError
 from aorta.read.locations import OUTPUTS, launch_folders
@@ -142,29 +142,28 @@ class Candidates:
 
     def table(self) -> Table:
         """Return a row for the reference and each candidate."""
-        shown = self.shown
-        # Every comparison has the same reference, whose row has no effect and no verdict.
-        rows: list[dict[str, Any]] = [{"side": REFERENCE, "found": metrics} for metrics in [*shown.values()][:1]]
-        for name in (name for name in self.comparisons if name in shown):
-            row = {"side": CANDIDATE, "name": self.names[name], "found": shown[name]}
-            if name in self.other_work:
-                rows.append(row | {"verdict": UNLIKE})
-            else:
-                rows.append(row | {"effect": shown[name].metrics[JOB_STEP].test.effect, "verdict": self.verdict(name)})
+        rows: list[dict[str, Any]] = []
 
-        def measured(metric: str) -> Column:
-            def value(row: dict[str, Any]) -> float | None:
-                pair = row["found"].metrics.get(metric)
-                return None if pair is None else pair.side(row["side"]).value
+        def add(name: str, side: Literal["reference", "candidate"], comparison: Comparison, **judged: Any) -> None:
+            pairs = {metric: comparison.metrics.get(metric) for metric in (JOB_STEP, "overlap_ratio")}
+            values = {metric: pair.side(side).value for metric, pair in pairs.items() if pair is not None}
+            rows.append({"name": name} | values | judged)
 
-            return Column(metric, unit=metric_named(metric).unit, of=value)
-
+        for comparison in [*self.shown.values()][:1]:  # all have the same reference
+            add(REFERENCE, "reference", comparison)
+        for side in self.comparisons:
+            if side in self.other_work:
+                add(self.names[side], "candidate", self.other_work[side], verdict=UNLIKE)
+            elif side in self.judged:
+                effect = self.judged[side].metrics[JOB_STEP].test.effect
+                judged = {"change": effect, "interval": effect.bounded, "verdict": self.verdict(side)}
+                add(self.names[side], "candidate", self.judged[side], **judged)
         columns = [
-            text_column("name", "side", of=lambda row: row.get("name", REFERENCE)),
-            measured(JOB_STEP),
-            Column("change", unit="effect", of=lambda row: row.get("effect")),
-            Column("interval", unit="interval", of=lambda row: (effect := row.get("effect")) and effect.bounded),
-            measured("overlap_ratio"),
+            text_column("name", "side"),
+            Column(JOB_STEP),
+            Column("change", unit="effect"),
+            Column("interval", unit="interval"),
+            Column("overlap_ratio", unit="ratio"),
             text_column("verdict"),
         ]
         return Table("candidates", "The reference and the candidates", columns, rows, first_upper(f"{self.basis}."))

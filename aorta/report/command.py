@@ -74,7 +74,7 @@ def overlap_report(arguments: Sequence[str]) -> int:
     if options.log and (problem := missing_client(options.log)) is not None:
         raise InputError(f"--log {','.join(options.log)}: {problem}")
     output = Path(options.output) if options.output else _default_output(options, sources)
-    from aorta.report.files import write_report
+    from aorta.report.summary import write_report
 
     if options.append is not None:
         check_history(options.append)

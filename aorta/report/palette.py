@@ -10,6 +10,7 @@ it.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import cycle
 from typing import Final, NamedTuple
 
 
@@ -82,15 +83,8 @@ QUIET: Final = light("quiet")
 """Text that is less important than other text: 6:1 on white."""
 GRID: Final = light("grid")
 BAND: Final = light("band")
-SERIES: Final = (
-    (light("reference"), "solid"),
-    (light("candidate"), "dashed"),
-    (light("run-3"), "dashdot"),
-    (light("run-4"), "dotted"),
-    (light("run-5"), "solid"),
-    (light("run-6"), "dashed"),
-    (light("run-7"), "dashdot"),
-)
+_RUNS: Final = ("reference", "candidate", *(name for name in MEANINGS if name.startswith("run-")))
+SERIES: Final = tuple(zip(map(light, _RUNS), cycle(("solid", "dashed", "dashdot", "dotted")), strict=False))
 """Colour and dash of the first dataset, the second, ..."""
 
 

@@ -18,23 +18,18 @@ from aorta.analysis.compare.run_comparison import NOT_USED
 from aorta.analysis.compare.verdict import NOT_COMPARABLE, NOT_SETTLED, NOT_TESTED, SHIFTED
 from aorta.analysis.devices import device_line
 from aorta.documents import as_json, known
-from aorta.documents.comparison import (
-    SIDES,
-    ComparedMetric,
-    Comparison,
-    Effect,
-    MetricDefinition,
-)
+from aorta.documents.comparison import SIDES, ComparedMetric, Comparison, Effect, MetricDefinition
 from aorta.documents.dataset import MEANS, DatasetEntry
 from aorta.documents.explanations import WhatIf
 from aorta.documents.formatting import TEXT, is_zero, json_text
 from aorta.documents.metrics import JOB_STEP, RATIO_PARTS, metric_named
-from aorta.report.summary import SHOWN_MARGINALS
 from aorta.report.tables import ON_PAGE, TERMINAL, Column, Table, text_column
 from aorta.terminal_style import mark_of
 from aorta.timeline.classes import KINDS
 
 _PAGE: Final = (ON_PAGE,)
+SHOWN_MARGINALS: Final = 5
+"""Parts of the communication whose gain, were they free, is listed; in `summary.json` all kinds of collectives are."""
 _LONGEST_LABEL: Final = 16
 """Characters of a label that can stand above a column; above it stands `reference` or `candidate` instead."""
 
@@ -349,10 +344,8 @@ def definitions_table(definitions: Mapping[str, MetricDefinition]) -> Table:
 def facts_of(dataset: LabelledRun, entry: DatasetEntry) -> dict[str, Any]:
     """Return what was read of a run, and how completely."""
     health, steps, source = dataset.run.health, entry.steps, entry.source
-    calibrated, gaps = (
-        steps.rank_steps_left_out_as_calibration,
-        sum(gap.steps or 0 for gap in health.gaps if not gap.observed),
-    )
+    calibrated = steps.rank_steps_left_out_as_calibration
+    gaps = sum(gap.steps or 0 for gap in health.gaps if not gap.observed)
     coverage = f"{gaps} gaps" if gaps else "complete"
     share = sampling.known_share if (sampling := known(entry.sampling)) is not None else None
     facts: dict[str, Any] = {

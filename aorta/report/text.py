@@ -54,22 +54,20 @@ def brief_text(
     """Return the answer of a summary, and where its page is among `files`. `notes`: label -> what a reader of its
     numbers has to know; said where nothing is compared.
     """
-    comparison, wrong = known(summary.comparison), (0, alert_lines(summary, style))
+    comparison, wrong, room = known(summary.comparison), alert_lines(summary, style), MOST_LINES - _ADDED
     alerted = set(alerts(summary.datasets, comparison))
-    notes = {label: [note for note in of_label if note not in alerted] for label, of_label in notes.items()}
     if comparison is not None:
-        first, *others = _of_comparison(comparison, summary.datasets[comparison.candidate], style)
-        answers = [_fitted([first, wrong, *others], MOST_LINES - _ADDED)]
-    elif len(summary.datasets) > 1:
-        room = (MOST_LINES - _ADDED) // len(summary.datasets)
-        answers = [
-            _fitted(_of_run(label, of_label, notes[label], style), room) for label, of_label in summary.datasets.items()
-        ]
-        answers[:0] = filter(None, [wrong[1]])
+        runs = [_of_comparison(comparison, summary.datasets[comparison.candidate], style)]
     else:
-        ((label, entry),) = summary.datasets.items()
-        first, *others = _of_run(label, entry, notes[label], style)
-        answers = [_fitted([first, wrong, *others], MOST_LINES - _ADDED)]
+        runs = [
+            _of_run(label, entry, [note for note in notes[label] if note not in alerted], style)
+            for label, entry in summary.datasets.items()
+        ]
+    if len(runs) > 1:
+        answers = [*filter(None, [wrong]), *(_fitted(blocks, room // len(runs)) for blocks in runs)]
+    else:
+        ((first, *others),) = runs
+        answers = [_fitted([first, (0, wrong), *others], room)]
     page = next((path for path in files if path.name == PAGE_FILE), None)
     where = led("Summary:", str(files[0]), style) if page is None else led("Page:", str(page), style)
     return "\n".join([*answers, where])

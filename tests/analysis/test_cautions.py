@@ -16,7 +16,7 @@ from aorta.analysis.settling import LevelChange, level_change, slow_steps, unset
 from aorta.documents.dataset import DatasetEntry
 from aorta.read.frames import Floats
 from aorta.report.command import overlap_report
-from aorta.report.files import write_report
+from aorta.report.summary import write_report
 from tests.analysis.builders import metrics, partial, simulated_run, step, strict_json
 from tests.analysis.compare.builders import WOBBLE, launch_set
 from tests.analysis.run_builders import recorded

@@ -12,8 +12,8 @@ from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.devices import devices_entry, samples_of, throttle_notes
 from aorta.errors import InputError
 from aorta.records.schema import DeviceSample, DeviceTelemetry
-from aorta.report.files import write_report
 from aorta.report.page.charts import step_charts
+from aorta.report.summary import write_report
 from tests.analysis.builders import CLOCK, MS, header, metrics, partial, step, write_rank
 from tests.device_metrics.test_rocm_smi import TEXT
 from tests.report.pages import as_bokeh

@@ -27,7 +27,7 @@ from aorta.records.clocks import read_clocks
 from aorta.records.run_files import read_manifest
 from aorta.records.schema import STALL_CUTOFF_NS, StallCutoff, Step
 from aorta.records.step_line import Name, StepFacts
-from aorta.report.files import write_report
+from aorta.report.summary import write_report
 from tests.instrument.taps import CPU, MS, compiled_part, ring_in_memory
 from tests.instrument.test_rows import ByHand
 from tests.runs import HANGS_S, record, train

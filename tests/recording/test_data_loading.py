@@ -27,8 +27,8 @@ from aorta.analysis.aggregate import LabelledRun
 from aorta.errors import ConfigError
 from aorta.instrument.event_clock import HostClock
 from aorta.read.record import load_run
-from aorta.report.files import write_report
 from aorta.report.page.timelines import NAMED, spans_of
+from aorta.report.summary import write_report
 from tests.runs import record
 
 OWN = dataloader._BaseDataLoaderIter.__next__

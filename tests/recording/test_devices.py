@@ -8,7 +8,7 @@ import os
 import pytest
 
 import aorta.analysis
-from aorta.report.files import write_report
+from aorta.report.summary import write_report
 from tests.device_metrics.test_rocm_smi import TEXT
 from tests.runs import record, train
 

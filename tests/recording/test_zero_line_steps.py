@@ -21,7 +21,7 @@ from aorta.read.locations import load_source
 from aorta.recording import meeting, zero_lines
 from aorta.recording.meeting import Meeting, announce
 from aorta.recording.open_recording import Recording
-from aorta.report.files import write_report
+from aorta.report.summary import write_report
 from tests.recording.test_zero_lines import Loop, aorta_record, evaluated_once, zero
 from tests.runs import HANGS_S, ROOT, environment, finished, record
 

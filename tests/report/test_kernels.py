@@ -9,8 +9,8 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from aorta.documents.kernels import KernelEntries, TraceEntries
-from aorta.report.files import write_report
 from aorta.report.run_commands import kernels_command
+from aorta.report.summary import write_report
 from aorta.report.tables import shortened
 from aorta.report.text import kernel_block
 from scripts.json_schemas import json_schema

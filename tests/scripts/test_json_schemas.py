@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 
-from aorta.report.files import write_report
+from aorta.report.summary import write_report
 from scripts.json_schemas import FILES, file_name, main
 from tests.analysis.builders import simulated_run, strict_json
 from tests.analysis.compare.builders import launch_set

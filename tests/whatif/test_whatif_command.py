@@ -18,9 +18,8 @@ from aorta.documents import as_json
 from aorta.errors import InputError
 from aorta.read.record import load_run
 from aorta.report import summary as room
-from aorta.report.files import write_report
 from aorta.report.run_commands import whatif_command
-from aorta.report.summary import LAST_STEPS, most_to_gain, summarize
+from aorta.report.summary import LAST_STEPS, most_to_gain, summarize, write_report
 from aorta.terminal_style import Style
 from aorta.whatif.gains import gains
 from aorta.whatif.prediction import base_of
