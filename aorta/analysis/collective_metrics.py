@@ -22,7 +22,7 @@ from aorta.analysis.pace import cutoffs_ns
 from aorta.analysis.stragglers import behind_others
 from aorta.documents.dataset import CollectiveEntry, Statistics
 from aorta.documents.metrics import TOO_SHORT, algbw_gb_per_s, busbw_factor, no_bandwidth
-from aorta.documents.statistics import entry, median_or_none, numbers_of
+from aorta.documents.statistics import entry, median_or_none
 from aorta.read.frames import NO_TIME, Bools, Ints
 from aorta.read.matching import (
     OK,
@@ -168,7 +168,7 @@ def _of_collectives(key: CollectiveKey, reason: Ints, transfer_ns: Ints, longest
         "busbw_gb_per_s": (algbw[:0] if factor is None else algbw * factor, no_rate),
     }
     return {
-        name: entry(len(values), len(reason) - len(values), numbers_of([values])[1], None, null_reasons)
+        name: entry(values, len(reason) - len(values), None, null_reasons)
         for name, (values, null_reasons) in columns.items()
     }
 
@@ -193,5 +193,5 @@ def _of_rows(run: Run, names: NumberedNames, index: int, name: str, wait_ns: Int
         parts.append(length_ns[~null] / NS_PER_MS)
         medians[rank] = median_or_none(parts[-1])
     in_order = sorted(+reasons, key=[*REASONS, _UNSEEN].index)
-    count, described = numbers_of(parts)
-    return entry(count, reasons.total(), described, medians, {why: reasons[why] for why in in_order})
+    values = np.concatenate([np.empty(0), *parts])
+    return entry(values, reasons.total(), medians, {why: reasons[why] for why in in_order})

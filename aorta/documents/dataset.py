@@ -307,13 +307,6 @@ class CollectiveEntry(msgspec.Struct, kw_only=True):
         """Whether marks leave open when these collectives began."""
         return self.transfer_is_upper_bound and "wait" not in self.end_sources
 
-    @property
-    def why_upper_bound(self) -> str:
-        """Why the transfer is an upper bound, where it is one."""
-        if self.starts_open:
-            return "the host launches late, and the wait for a launch may be in it"
-        return "some ends are the end of the caller's wait"
-
 
 class CutoffFacts(msgspec.Struct):
     """The stall cut-offs of the ranks, and why one is not measured."""

@@ -9,8 +9,8 @@ exact.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from collections.abc import Mapping
+from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -30,10 +30,14 @@ def describe(
     and their spread (largest minus smallest). Percentiles lie between order statistics (Hyndman and Fan, type 7).
     `reason` says why there is no median.
     """
-    column = np.asarray(values, np.float64)
-    count, numbers = numbers_of([column[~np.isnan(column)]])
-    medians = None if ranks is None else rank_medians(column, np.asarray(ranks))
-    return entry(count, len(column) - count, numbers, medians, null_reasons)
+    column, medians = np.asarray(values, np.float64), None
+    known = ~np.isnan(column)
+    if ranks is not None:
+        order = np.argsort(ranks, kind="stable")
+        names, starts = np.unique(np.asarray(ranks)[order], return_index=True)
+        parts = np.split(column[order], starts[1:]) if len(names) else []
+        medians = {int(rank): median_or_none(part) for rank, part in zip(names, parts, strict=True)}
+    return entry(column[known], len(column) - int(known.sum()), medians, null_reasons)
 
 
 def unknown(reason: str) -> Statistics:
@@ -42,24 +46,26 @@ def unknown(reason: str) -> Statistics:
 
 
 def entry(
-    count: int,
+    values: Floats,
     nulls: int,
-    numbers: Floats | None,
     medians: Mapping[int, float | None] | None = None,
     null_reasons: Mapping[str, int] | None = None,
 ) -> Statistics:
     """Return the statistics of one metric as a summary has them.
 
     Args:
-        numbers: median, p5, p95, mean, min and max; None without values.
+        values: those that are known.
+        medians: rank -> median of its known values, in order of rank; None where it has none.
     """
-    reasons = dict(null_reasons or {})
-    reason = None
-    if numbers is None:
+    reasons, reason, numbers = dict(null_reasons or {}), None, dict[str, float | None].fromkeys(_NAMES)
+    if len(values):
+        p5, median, p95 = np.percentile(values, PERCENTILES, method="linear")
+        computed = (median, p5, p95, values.mean(), values.min(), values.max())
+        numbers = dict(zip(_NAMES, map(float, computed), strict=True))
+    else:
         reason = max(reasons, key=reasons.__getitem__) if reasons else "no values"
-    values = dict.fromkeys(_NAMES) if numbers is None else dict(zip(_NAMES, map(float, numbers), strict=True))
     statistics = Statistics(
-        value=values["median"], count=count, nulls=nulls, **values, reason=reason, null_reasons=reasons
+        value=numbers["median"], count=len(values), nulls=nulls, **numbers, reason=reason, null_reasons=reasons
     )
     if medians is not None:
         known = [median for median in medians.values() if median is not None]
@@ -70,31 +76,10 @@ def entry(
     return statistics
 
 
-def rank_medians(values: Floats, ranks: npt.NDArray[Any]) -> dict[int, float | None]:
-    """Return rank -> median of its known values, in order of rank; None where it has none."""
-    if np.any(ranks[1:] < ranks[:-1]):
-        order = np.argsort(ranks, kind="stable")
-        values, ranks = values[order], ranks[order]
-    known, starts = np.unique(ranks, return_index=True)
-    parts = np.split(values, starts[1:]) if len(known) else []
-    return {int(rank): median_or_none(part) for rank, part in zip(known, parts, strict=True)}
-
-
 def median_or_none(values: Floats) -> float | None:
     """Return the median of the known values; None if there are none."""
     known = values[~np.isnan(values)]
     return float(np.median(known)) if len(known) else None
-
-
-def numbers_of(parts: Sequence[Floats]) -> tuple[int, Floats | None]:
-    """Return the number of values in all parts together, none of which is NaN, and their median, p5, p95, mean, min and
-    max; None without any.
-    """
-    values = np.concatenate([np.empty(0), *parts])
-    if not len(values):
-        return 0, None
-    p5, median, p95 = np.percentile(values, PERCENTILES, method="linear")
-    return len(values), np.array([median, p5, p95, values.mean(), values.min(), values.max()])
 
 
 def median_interval(values: Floats, steps: npt.NDArray[np.int64]) -> tuple[float, float] | None:

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, BinaryIO, Final, TypeAlias
+from typing import BinaryIO, Final, TypeAlias
 
 from aorta.analysis.compare.launch_set import Subject
 from aorta.analysis.compare.verdict import GUARD, SEQUENCE
@@ -57,19 +57,15 @@ def rows_of(subjects: Mapping[str, Subject]) -> list[Row]:
         began = datetime.fromtimestamp(min(spans)[0] / 1e9, UTC).isoformat(timespec="milliseconds")
         medians = [known.median if (known := launches.statistics.get(name)) else None for name in METRICS]
         values = ["" if median is None else f"{median:.6g}" for median in medians]
-        digest = _digest(subject.dataset.run.manifest or {})
+        manifest = subject.dataset.run.manifest or {}
+        facts = {name: manifest.get(name) for name in _ENVIRONMENT}
+        if isinstance(versions := facts["versions"], dict):
+            facts["versions"] = {name: version for name, version in versions.items() if name != "aorta_commit"}
+        digest = hashlib.sha256(json_text(facts).encode()).hexdigest()[:12]
         # A spreadsheet takes a cell that begins so for a formula; labels are from other people's records.
         inert = f"'{label}" if label.startswith(("=", "+", "-", "@")) else label
         rows.append((began, commit_around(Path.cwd()) or "", inert, str(len(launches.launches)), *values, digest))
     return rows
-
-
-def _digest(manifest: Mapping[str, Any]) -> str:
-    facts = {name: manifest.get(name) for name in _ENVIRONMENT}
-    versions = facts["versions"]
-    if isinstance(versions, dict):
-        facts["versions"] = {name: version for name, version in versions.items() if name != "aorta_commit"}
-    return hashlib.sha256(json_text(facts).encode()).hexdigest()[:12]
 
 
 def check_history(path: Path) -> None:

@@ -205,7 +205,10 @@ def collectives_table(entries: Mapping[str, DatasetEntry]) -> Table | None:
     for label, dataset in entries.items():
         for entry in sorted(dataset.matched, key=lambda row: (row.duration_ms.mean or 0) * row.rows, reverse=True):
             transfer, wait, whole = entry.transfer_ms.mean, entry.wait_ms.mean, entry.duration_ms.mean
-            bound = f"transfer is an upper bound: {entry.why_upper_bound}" if entry.transfer_is_upper_bound else None
+            why = "some ends are the end of the caller's wait"
+            if entry.starts_open:
+                why = "the host launches late, and the wait for a launch may be in it"
+            bound = f"transfer is an upper bound: {why}" if entry.transfer_is_upper_bound else None
             if entry.transfer_ms.reason:
                 reasons.add(f"No transfer time of {entry.kind}: {entry.transfer_ms.reason}.")
             elif bound:

@@ -1,4 +1,4 @@
-"""How sizes and numbers are written, and the numbers of many values that arrive in parts."""
+"""How sizes and numbers are written, and the numbers of many values."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aorta.documents import statistics as stats
 from aorta.documents.comparison import Effect
 from aorta.documents.formatting import PAGE, TEXT, group_title, json_text, p_value, rough_ms, rough_percent
-from aorta.documents.statistics import describe
+from aorta.documents.statistics import describe, entry
 
 CASES = json.loads(Path(__file__).with_suffix(".json").read_text())
 WAYS = ("size", "number", "count", "quantity", "percent", "effect")
@@ -54,22 +53,22 @@ def test_a_group_is_called_by_its_dimension_of_the_mesh_and_its_ranks(name, memb
     assert group_title(name, members, MESH, 8) == title
 
 
-# --- the numbers of many values that arrive in parts
+# --- the numbers of many values
 
 
-@given(st.lists(st.lists(st.floats(-1e15, 1e15), max_size=7), min_size=1, max_size=9).filter(any))
-def test_the_numbers_of_parts_are_those_of_all_values_together(parts):
-    count, found = stats.numbers_of([np.array(part) for part in parts])
-    everything = np.concatenate([np.array(part) for part in parts])
-    p5, median, p95 = np.percentile(everything, (5, 50, 95), method="linear")
-    assert found is not None
-    assert count == len(everything)
-    assert found.tolist() == [median, p5, p95, everything.mean(), everything.min(), everything.max()]
+@given(st.lists(st.floats(-1e15, 1e15), min_size=1, max_size=63))
+def test_the_numbers_of_a_metric_are_those_of_its_values(values):
+    found, column = entry(np.array(values), 0), np.array(values)
+    p5, median, p95 = np.percentile(column, (5, 50, 95), method="linear")
+    assert found.count == len(values)
+    assert [found.median, found.p5, found.p95] == [median, p5, p95]
+    assert [found.mean, found.min, found.max] == [column.mean(), column.min(), column.max()]
 
 
 def test_nothing_is_no_number():
-    assert stats.numbers_of([np.empty(0)]) == (0, None)
-    assert stats.numbers_of([]) == (0, None)
+    found = entry(np.empty(0), 0)
+    assert (found.count, found.reason) == (0, "no values")
+    assert [found.value, found.median, found.p5, found.p95, found.mean, found.min, found.max] == [None] * 7
 
 
 def test_ranks_may_come_in_any_order():

@@ -250,19 +250,19 @@ def waterfall(account: AccountComparison | None) -> list[Row]:
     """
     if account is None or account.reason is not None:
         return []
-    level_ms, begins = account.step.reference_ms, []
-    for part in account.parts:
-        begins.append(level_ms)
-        level_ms += part.change_ms
-    ends = [begin + part.change_ms for begin, part in zip(begins, account.parts, strict=True)]
-    whiskers = [
-        None if part.low_ms is None or part.high_ms is None else (begin + part.low_ms, begin + part.high_ms)
-        for part, begin in zip(account.parts, begins, strict=True)
-    ]
-    scale = scale_of([*begins, *ends, account.step.candidate_ms, *(end for pair in whiskers if pair for end in pair)])
     steps = account.step.reference_ms, account.step.candidate_ms
+    level_ms, shown_ms, placed = steps[0], [*steps], []
+    for part in account.parts:
+        ends = level_ms, level_ms + part.change_ms
+        interval = None
+        if part.low_ms is not None and part.high_ms is not None:
+            interval = level_ms + part.low_ms, level_ms + part.high_ms
+        placed.append((part, *ends, interval))
+        shown_ms += [*ends, *(interval or ())]
+        level_ms = ends[1]
+    scale = scale_of(shown_ms)
     rows = [Row("reference", "reference", 0.0, scale(steps[0]), None, PAGE.quantity(steps[0], "ms"), "", "mean step")]
-    for part, begin, end, interval in zip(account.parts, begins, ends, whiskers, strict=True):
+    for part, begin, end, interval in placed:
         caused = [below for below in part.parts if below.cause]
         note = "; ".join(f"{below.name} {_change(below)}" for below in caused if below.change_ms != part.change_ms)
         rows.append(

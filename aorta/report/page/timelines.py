@@ -143,7 +143,13 @@ class StepSpans:
         if step is None:
             return []
         collectives, self.unseen[rank] = self._collectives(rank)
-        unknown = self.unknown[rank] = self._not_known(rank)
+        unknown = self.unknown[rank] = set[str]()
+        if self._run.traces is not None:  # what a trace does not show: a lane without records, what is null
+            tables = self._run.ranks[rank]
+            index = int(np.searchsorted(tables.steps.global_step, self._step))
+            null = {name for name, column in tables.steps.metrics.items() if np.isnan(column[index])}
+            unknown |= {gap.lane for gap in tables.gaps if not gap.seen and f"{gap.lane}_ms" in null}
+            unknown |= {EXPOSED} if "exposed_comm_ms" in null else set()
         spans = list(self._all(step, [] if COMM in unknown else collectives, unknown))
         count, close_ms = len(spans), step.length_ns / NS_PER_MS * _CLOSE
         if count > RANK_STEP_SPANS:
@@ -180,18 +186,6 @@ class StepSpans:
                 )
             )
         return spans, len(own) - len(timed)
-
-    def _not_known(self, rank: int) -> set[str]:
-        """Return what a trace does not show of a rank in this step: lanes of which what was recorded says nothing, and
-        what was exposed where that is null.
-        """
-        tables = self._run.ranks[rank]
-        if self._run.traces is None:
-            return set()
-        index = int(np.searchsorted(tables.steps.global_step, self._step))
-        null = {name for name, column in tables.steps.metrics.items() if np.isnan(column[index])}
-        lanes = {gap.lane for gap in tables.gaps if not gap.seen and f"{gap.lane}_ms" in null}
-        return lanes | ({EXPOSED} if "exposed_comm_ms" in null else set())
 
     def _all(self, step: StepIntervals, collectives: list[Span], unknown: Container[str]) -> Iterator[Span]:
         """Yield computation, stalls, collectives, what was exposed of them, and the rest, but for what is unknown.
