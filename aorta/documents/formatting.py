@@ -47,7 +47,7 @@ class NumberFormat:
         if value is None:
             return self.unknown
         if unit == "ratio":
-            return self.points(value, signed=True) if signed else self.percent(value)
+            return self.points(value) if signed else self.percent(value)
         digits = 2 - math.floor(math.log10(float(f"{abs(value):.3g}"))) if value else 0
         return self._fixed(value, min(max(digits, 0), _MOST_DECIMALS), signed=signed)
 
@@ -75,16 +75,16 @@ class NumberFormat:
         """Return a share: 0.123 is 12.3 %."""
         return self.unknown if share is None else f"{self._fixed(100 * share, digits, signed=signed)}{self.space}%"
 
-    def points(self, difference: float, *, signed: bool = False) -> str:
-        """Return a difference of two shares: 0.123 is 12.3 points."""
-        return f"{self._fixed(100 * difference, 1, signed=signed)}{self.space}points"
+    def points(self, difference: float) -> str:
+        """Return a difference of two shares with its sign: 0.123 is +12.3 points."""
+        return f"{self._fixed(100 * difference, 1, signed=True)}{self.space}points"
 
     def effect(self, value: float | None, kind: str) -> str:
         """Return an effect with its sign: the `difference` of two ratios in points, or a `quotient` less 1."""
         if value is None:
             return self.unknown
         if kind == "difference":
-            return self.points(value, signed=True)
+            return self.points(value)
         return self.percent(value, 0 if abs(value) >= 0.9995 else 1, signed=True)
 
     def interval(self, entry: Effect) -> str:

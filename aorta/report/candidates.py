@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -44,12 +44,12 @@ CANDIDATES_FILE: Final = "candidates.json"
 CANDIDATES_VERSION: Final = 1
 
 
-def many_in(source: str) -> Path | None:
-    """Return the folder of a plan with several candidates, given by path or by label; None where it is another."""
-    for folder in (Path(source), Path(OUTPUTS, source)):
-        if launch_folders(folder / f"{CANDIDATE}-1"):
-            return folder
-    return None
+def plan_with(source: str, sides: Sequence[str]) -> Path | None:
+    """Return the folder of a plan that has launches of these sides, given by path or by label; None where it is
+    another.
+    """
+    folders = Path(source), Path(OUTPUTS, source)
+    return next((folder for folder in folders if all(launch_folders(folder / side) for side in sides)), None)
 
 
 @dataclass(frozen=True)

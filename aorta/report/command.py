@@ -28,21 +28,12 @@ from aorta.errors import EXIT_OK, InputError, meant
 from aorta.installation import checkout
 from aorta.loggers import NAMES, LoggedRun, missing_client, open_logger
 from aorta.read.engines import Dask, Engine, Local
-from aorta.read.locations import (
-    OUTPUTS,
-    Location,
-    check_label,
-    is_location,
-    label_of,
-    labels_of,
-    launch_folders,
-    locate,
-)
+from aorta.read.locations import Location, check_label, is_location, label_of, labels_of, locate
 from aorta.read.traces.interval_table import add_comm_pattern
 from aorta.read.traces.reader import headers_in
 from aorta.records.run_files import REPORT_EVENTS
 from aorta.redaction import redact
-from aorta.report.candidates import many_in, report_many
+from aorta.report.candidates import CANDIDATE, plan_with, report_many
 from aorta.report.history import append_rows, check_history, rows_of
 from aorta.report.text import append_markdown
 from aorta.terminal_style import style_of
@@ -62,7 +53,7 @@ def overlap_report(arguments: Sequence[str]) -> int:
         judge_milliseconds=options.judge_milliseconds,
         assume_no_drift=options.assume_no_drift,
     )
-    many = many_in(options.sources[0]) if len(options.sources) == 1 else None
+    many = plan_with(options.sources[0], [f"{CANDIDATE}-1"]) if len(options.sources) == 1 else None
     if many is not None:
         to_stdout(report_many(many, options, rules))
         return EXIT_OK
@@ -289,10 +280,8 @@ def _sources(options: argparse.Namespace, root: Path) -> dict[str, Location]:
             )
         nodes = {words[0]: tuple(map(Path, words)) for words in runs.values() if len(words) > 1}
         names = [words[0] for words in runs.values()]
-        for plan in (Path(names[0]), Path(OUTPUTS, names[0])) if len(options.sources) == 1 else ():
-            sides = [plan / side for side in SIDES]
-            if len(names) == 1 and all(map(launch_folders, sides)):
-                names = [*map(str, sides)]
+        if len(options.sources) == 1 and (plan := plan_with(names[0], SIDES)) is not None:
+            names = [str(plan / side) for side in SIDES]
         options.reference, options.candidate = (*names, None)[:2]
     words = {side: word for side in SIDES if (word := getattr(options, side)) is not None}
     if options.log_dir or options.label:

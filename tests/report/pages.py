@@ -22,7 +22,7 @@ from aorta.analysis.gate import evaluate, parse_condition
 from aorta.documents.comparison import Summary
 from aorta.read.record import load_run
 from aorta.records.schema import DeviceSample, DeviceTelemetry
-from aorta.report.page.bokeh_chart import Chart, document
+from aorta.report.page.charts import Chart, document
 from aorta.report.page.page_content import write_page
 from aorta.report.summary import summarize
 from tests.analysis.builders import (

@@ -18,8 +18,7 @@ from aorta.documents.formatting import PAGE
 from aorta.documents.metrics import NOT_SHOWN, SHOWN_FIRST
 from aorta.read.record import load_run
 from aorta.records.schema import Step
-from aorta.report.page.bokeh_chart import NUMBERS, Chart, new_chart
-from aorta.report.page.charts import round_sizes
+from aorta.report.page.charts import NUMBERS, Chart, new_chart, round_sizes
 from aorta.report.page.elements import verdict_of
 from aorta.report.run_tables import comparison_table
 from aorta.report.summary import summarize
@@ -226,7 +225,7 @@ def test_one_step_has_no_curves_and_every_chart_has_its_place(tmp_path):
     assert not {"kernels", "chart-launches-job_step_ms", "chart-steps-overlap_ratio", "chart-steps-job_step"} & set(ids)
     drawn = json.loads(parts.scripts[0])["roots"]
     assert {f"chart-{name}" for name in drawn} <= set(ids)
-    (plot,) = as_bokeh([Chart("any", "", "", new_chart("any", 100, "step", "ms"))])
+    (plot,) = as_bokeh([Chart("", "", new_chart("any", 100, "step", "ms"))])
     assert [axis.formatter.format for axis in (*plot.below, *plot.left)] == [NUMBERS, NUMBERS]
 
 

@@ -103,9 +103,7 @@ def verdict_of(summary: Summary) -> PageVerdict:
 
 def _numbers_only(entries: Mapping[str, DatasetEntry]) -> PageVerdict:
     many = len(entries) > 1
-    stuck = {
-        label: stuck_title for label, entry in entries.items() if (stuck_title := autopsy_title(entry)) is not None
-    }
+    stuck = {label: title for label, entry in entries.items() if (title := autopsy_title(entry)) is not None}
     sentences, measured, cards = list[str](), list[str](), list[Card]()
     word = "Run summary"
     for label, entry in entries.items():
@@ -113,7 +111,7 @@ def _numbers_only(entries: Mapping[str, DatasetEntry]) -> PageVerdict:
         if many:
             sentences.append(f"{label}: {result_of(entry)}.")
         elif label in stuck:
-            sentences += [f"{first_upper(autopsy.summary)}." for autopsy in [known(entry.autopsy)] if autopsy]
+            sentences.append(f"{first_upper(entry.autopsy.summary)}.")
         if not many:
             word = stuck.get(label) or result_of(entry)
         if entry.count:

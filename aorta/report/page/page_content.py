@@ -34,7 +34,7 @@ from aorta.records.run_files import flatten
 from aorta.redaction import redact
 from aorta.report import account_tables, run_tables
 from aorta.report.page import charts as page_charts
-from aorta.report.page.bokeh_chart import Chart, document, script
+from aorta.report.page.charts import Chart, document, script
 from aorta.report.page.elements import PARTS, step_bars, verdict_of, waterfall
 from aorta.report.page.timelines import BLOCKED, lane_order, payload, spans_of
 from aorta.report.palette import MEANINGS, SURFACES, text_on
@@ -262,7 +262,7 @@ def assemble(template: str, context: Mapping[str, Any], charts: Sequence[Chart],
         "form-action 'none'"
     )
     drawn, ids = document([chart.model for chart in charts])
-    roots = {chart.name: root for chart, root in zip(charts, ids, strict=True)}
+    roots = {chart.model["name"]: root for chart, root in zip(charts, ids, strict=True)}
     from jinja2 import Environment, FunctionLoader, StrictUndefined
 
     loader = FunctionLoader(lambda name: (assets / name).read_text(encoding="utf-8"))

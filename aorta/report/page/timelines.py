@@ -313,8 +313,7 @@ def spans_of(dataset: LabelledRun, budget: int, first: int, named: Sequence[int]
     spans = _columns(("rank", "step", *Span._fields), rows)
     colors: dict[str, str] = {}
     for kind, lane in zip(spans["kind"], spans["lane"], strict=True):
-        if kind not in colors:
-            colors[kind] = color_of(kind, lane)
+        colors.setdefault(kind, color_of(kind, lane))
     lanes, whats = sorted(set(spans["lane"]), key=lane_order), list(dict.fromkeys(spans["what"]))
     for name, words in (("lane", lanes), ("kind", [*colors]), ("what", whats)):
         codes = {word: code for code, word in enumerate(words)}
