@@ -32,8 +32,8 @@ from aorta.documents.plans import Side
 from aorta.errors import InputError
 from aorta.read.locations import OUTPUTS, launch_folders
 from aorta.records.files import NOT_UTF8, decode_json, json_text, read_small, write_whole
-from aorta.report.page.elements import PARTS, Row, scale_of, step_bars, waterfall
-from aorta.report.page.page_content import PAGE_FILE, PRINTED_ROWS, assemble, for_scripts
+from aorta.report.page.elements import Row, scale_of, step_bars, waterfall
+from aorta.report.page.page_content import PAGE_FILE, assemble
 from aorta.report.run_tables import LOOKS
 from aorta.report.tables import Column, Table, text_column, text_lines
 from aorta.terminal_style import wrapped
@@ -305,8 +305,6 @@ def write_candidates(compared: Candidates, path: Path) -> None:
         accounts.append((compared.names[side], sentence, parts))
     heading, _, why = compared.conclusion().partition("\n")
     context = {
-        "printed_rows": PRINTED_ROWS,
-        "version": __version__,
         "numbers_in": CANDIDATES_FILE,
         "heading": first_upper(heading),
         "title": str(compared.folder),
@@ -317,13 +315,10 @@ def write_candidates(compared: Candidates, path: Path) -> None:
         "rows": rows,
         "band": band,
         "bars": step_bars(compared.named_entries),
-        "parts_of_a_step": PARTS,
         "accounts": accounts,
         "table": compared.table(),
     }
-    data = {**for_scripts(), "timelines": [], "kindColors": {}}
-    html = assemble("candidates.html.jinja", context, [], data)
-    write_whole(path, html.encode("utf-8", errors=NOT_UTF8))
+    write_whole(path, assemble("candidates.html.jinja", context).encode("utf-8", errors=NOT_UTF8))
 
 
 def _effect_rows(compared: Candidates) -> tuple[list[Row], tuple[float, float]]:

@@ -2,7 +2,7 @@
 themes, scripts and data, and the policy that lets nothing else run.
 
 The content security policy forbids every request, and every script but those whose hashes it names. Must not put
-anything into the page that Jinja's escaping or `json_for_script` has not made harmless, judge evidence, or name a
+anything into the page that Jinja's escaping or `assemble` has not made harmless, judge evidence, or name a
 colour that `report.palette` does not have.
 """
 
@@ -36,9 +36,10 @@ from aorta.report import account_tables, run_tables
 from aorta.report.page import charts as page_charts
 from aorta.report.page.charts import Chart, document, script
 from aorta.report.page.elements import PARTS, step_bars, verdict_of, waterfall
-from aorta.report.page.timelines import BLOCKED, lane_order, payload, spans_of
+from aorta.report.page.timelines import BLOCKED, TimelineSpans, lane_order, payload, spans_of
 from aorta.report.palette import MEANINGS, SURFACES, text_on
 from aorta.report.tables import ROW_LIMIT, Column, Table, page_table, text_column
+from aorta.version import __version__
 
 PAGE_FILE: Final = "report.html"
 SPAN_BUDGET: Final = 36_000
@@ -98,8 +99,6 @@ def write_page(datasets: Mapping[str, LabelledRun], summary: Summary, path: Path
     kinds = dict.fromkeys(row.kind for entry in entries.values() for row in entry.matched)
     verdict = verdict_of(summary)
     context = {
-        "printed_rows": PRINTED_ROWS,
-        "version": summary.aorta_version,
         "heading": verdict.word,
         "numbers_in": "summary.json",
         "title": f"{comparison.candidate} against {comparison.reference}" if comparison else ", ".join(datasets),
@@ -114,7 +113,6 @@ def write_page(datasets: Mapping[str, LabelledRun], summary: Summary, path: Path
         ],
         "attribution": attribution,
         "bars": step_bars(entries),
-        "parts_of_a_step": PARTS,
         "waterfall": waterfall(known(comparison.account)) if comparison else [],
         "cause": comparison.sentence if comparison else None,
         "accounts": [*filter(None, (account_tables.account_table(*item) for item in entries.items()))],
@@ -140,8 +138,8 @@ def write_page(datasets: Mapping[str, LabelledRun], summary: Summary, path: Path
         "environment": environment_of(datasets),
         "summary": summary,
     }
-    data = {**for_scripts(), "timelines": payload([*spans.values()]), "kindColors": colors}
-    html = assemble("page.html.jinja", context, [chart for each in charts.values() for chart in each], data)
+    every_chart = [chart for of_section in charts.values() for chart in of_section]
+    html = assemble("page.html.jinja", context, every_chart, [*spans.values()])
     path.write_text(html, encoding="utf-8", errors=NOT_UTF8, newline="\n")
 
 
@@ -236,7 +234,7 @@ def variables() -> str:
     )
 
 
-def for_scripts() -> dict[str, Mapping[str, Any]]:
+def for_scripts() -> dict[str, Any]:
     """Return `dark`: what a light colour of a chart becomes; `textOn`: black or white, for a label on a colour."""
     drawn = [*MEANINGS.values(), *(SURFACES[name] for name in ("page", "ink", "quiet", "grid", "band"))]
     return {
@@ -248,7 +246,9 @@ def for_scripts() -> dict[str, Mapping[str, Any]]:
 _SCRIPTS: Final = ("theme.js", "tables.js", "timeline.js", "timeline_labels.js", "timeline_detail.js", "start.js")
 
 
-def assemble(template: str, context: Mapping[str, Any], charts: Sequence[Chart], data: Mapping[str, Any]) -> str:
+def assemble(
+    template: str, context: Mapping[str, Any], charts: Sequence[Chart] = (), spans: Sequence[TimelineSpans] = ()
+) -> str:
     """Render a template. The policy of the page names the scripts in it by their hashes; Bokeh's is there for
     charts.
     """
@@ -263,6 +263,11 @@ def assemble(template: str, context: Mapping[str, Any], charts: Sequence[Chart],
     )
     drawn, ids = document([chart.model for chart in charts])
     roots = {chart.model["name"]: root for chart, root in zip(charts, ids, strict=True)}
+    colors = {kind: color for of_label in spans for kind, color in of_label.kinds.items()}
+    data = for_scripts() | {"timelines": payload(spans), "kindColors": colors, "document": drawn, "roots": roots}
+    text_of_data = json.dumps(data, allow_nan=False, separators=(",", ":"))
+    # In a script element: nothing in it can end the element or begin a comment.
+    text_of_data = text_of_data.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
     from jinja2 import Environment, FunctionLoader, StrictUndefined
 
     loader = FunctionLoader(lambda name: (assets / name).read_text(encoding="utf-8"))
@@ -272,16 +277,13 @@ def assemble(template: str, context: Mapping[str, Any], charts: Sequence[Chart],
     environment.filters |= {"shown": json_text, "cells": page_table}
     text = environment.get_template(template).render(
         **context,
+        version=__version__,
+        printed_rows=PRINTED_ROWS,
+        parts_of_a_step=PARTS,
         policy=policy,
         style=variables() + (assets / "page.css").read_text(encoding="utf-8"),
         scripts=scripts,
-        data=json_for_script({**data, "document": drawn, "roots": roots}),
+        data=text_of_data,
     )
     before, bokeh, after = text.partition(f"<script>{scripts[0]}")  # the policy has the hashes of the scripts
     return redact(before) + bokeh + after
-
-
-def json_for_script(value: Any) -> str:
-    """Return JSON that can be in a script element: nothing in it can end the element or begin a comment."""
-    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
