@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -57,7 +57,8 @@ def entry(
         values: those that are known.
         medians: rank -> median of its known values, in order of rank; None where it has none.
     """
-    reasons, reason, numbers = dict(null_reasons or {}), None, dict[str, float | None].fromkeys(_NAMES)
+    reasons, reason = dict(null_reasons or {}), None
+    numbers: dict[str, Any] = dict.fromkeys(_NAMES)
     if len(values):
         p5, median, p95 = np.percentile(values, PERCENTILES, method="linear")
         computed = (median, p5, p95, values.mean(), values.min(), values.max())
