@@ -18,7 +18,7 @@ from aorta.documents.formatting import TEXT, rough_interval, rough_ms
 from aorta.errors import EXIT_OK, InputError
 from aorta.installation import checkout
 from aorta.read.engines import Local
-from aorta.read.locations import check_label, is_location, locate
+from aorta.read.locations import is_location, locate
 from aorta.read.traces.interval_table import add_comm_pattern
 from aorta.report.text import gain_block, kernel_block
 from aorta.terminal_style import style_of, table, wrapped
@@ -35,10 +35,8 @@ def whatif_command(arguments: Sequence[str]) -> int:
     changes = parse_changes(options.set)
     if len({change.text for change in changes}) < len(changes):
         raise InputError(f"--set {' '.join(options.set)}: a change is given twice")
-    here, word = Path.cwd(), options.run
-    root = checkout() or here
-    folder = word if is_location(word, here, root) else locate([word], here, root)[word]
-    base = base_of(read_program(folder, last=options.last))
+    word = options.run
+    base = base_of(read_program(_source_of(word), last=options.last))
     style = style_of(sys.stdout)
     if changes:
         predicted = predict_from(base, changes)
@@ -49,6 +47,13 @@ def whatif_command(arguments: Sequence[str]) -> int:
         content, text = as_json(answer), gain_block(word, answer, style)
     to_stdout(json.dumps(content, indent=2) if options.json else text)
     return EXIT_OK
+
+
+def _source_of(word: str) -> str | Path:
+    """Return the files that a word names, or the folder of the run with that label."""
+    here = Path.cwd()
+    root = checkout() or here
+    return word if is_location(word, here, root) else locate([word], here, root)[word]
 
 
 def prediction_lines(predicted: Prediction) -> list[str]:
@@ -120,14 +125,9 @@ def kernels_command(arguments: Sequence[str]) -> int:
         raise InputError(f"--top {options.top}: at least 1")
     from aorta.read.traces.load import load_traces
 
-    here = Path.cwd()
-    root = checkout() or here
-    named = is_location(options.traces, here, root)
-    folder = options.traces if named else locate([check_label(options.traces)], here, root)[options.traces]
-    run = load_traces(str(folder), Local(), options.comm_pattern)
-    traces = run.traces
-    assert traces is not None, "load_traces gives them"
-    block = kernel_block(options.traces, traces, style_of(sys.stdout), options.top)
+    run = load_traces(str(_source_of(options.traces)), Local(), options.comm_pattern)
+    assert run.traces is not None, "load_traces gives them"
+    block = kernel_block(options.traces, run.traces, style_of(sys.stdout), options.top)
     to_stdout("\n".join([block, *(f"  ! {note}" for note in run.health.notes)]))
     return EXIT_OK
 
