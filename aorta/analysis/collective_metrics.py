@@ -40,8 +40,6 @@ from aorta.timeline.overlap import NS_PER_MS
 
 _OF_ROWS: Final = ("duration_ms", "queued_ms", "wait_ms")
 _UNSEEN: Final = "its start or its end was not seen"
-NO_SLOWER_RANKS: Final = "every rank as fast as the typical one"
-"""Name of the bound of a replay in which no rank takes more own time than the typical one."""
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,8 @@ from aorta.analysis.account import (
     rank_times,
 )
 from aorta.analysis.aggregate import LabelledRun, job_step_times
-from aorta.analysis.settling import level_change, slow_steps
-from aorta.analysis.stragglers import Cost, cost_of, name_stragglers
+from aorta.analysis.pace import level_change, slow_steps
+from aorta.analysis.stragglers import behind_others, name_stragglers
 from aorta.command_line import name_ranks
 from aorta.documents import known
 from aorta.documents.dataset import DatasetEntry, Statistics
@@ -75,25 +75,32 @@ def explain(dataset: LabelledRun, entry: DatasetEntry, account: StepAccount | st
     if isinstance(account, str):
         entry.account, entry.stragglers = as_document(account), Stragglers(reason=account, ranks=[])
     else:
-        steps, cost = waits_for_each(dataset, account)
-        entry.account, entry.stragglers = as_document([account]), stragglers_of(dataset, account, steps, cost)
-        entry.rank_times, cost_ms = rank_times([account]), cost.ms
+        steps, cost_ms, unknown_ms = waits_for_each(dataset, account)
+        entry.account, entry.rank_times = as_document([account]), rank_times([account])
+        entry.stragglers = stragglers_of(dataset, account, steps, cost_ms, unknown_ms)
     entry.findings = [*uneven_steps(dataset, steps, cost_ms)]
     entry.findings += [finding for rule in RULES for finding in rule(dataset, entry)]
     entry.findings += () if isinstance(account, str) else idle_cause(dataset, account)
 
 
-def waits_for_each(dataset: LabelledRun, account: StepAccount) -> tuple[Ints, Cost]:
-    """Return the steps that all ranks recorded, and how long the others wait for each rank in them."""
+def waits_for_each(dataset: LabelledRun, account: StepAccount) -> tuple[Ints, Floats, float]:
+    """Return the steps that all ranks recorded, how much less exposed waiting each rank has in them than the median of
+    the others, and exposed communication a step of the rank with most of it of which waiting is not known, in ms.
+    """
     numbers, ranks = dataset.run.steps.global_step, len(dataset.run.ranks)
     steps, counts = np.unique(numbers[dataset.used], return_counts=True)
     steps = steps[counts == ranks]
     common = dataset.used & np.isin(numbers, steps)  # by rank, then step
-    sums = (of_step[common].reshape(ranks, len(steps)).T for of_step in (account.waited_ns, account.unknown_ns))
-    return steps, cost_of(*sums)
+    waited_ns, unknown_ns = (
+        of_step[common].reshape(ranks, len(steps)).T for of_step in (account.waited_ns, account.unknown_ns)
+    )
+    most_ns = int(unknown_ns.sum(axis=0).max(initial=0)) / max(len(steps), 1)  # no step may be on all ranks
+    return steps, behind_others(waited_ns / NS_PER_MS), most_ns / NS_PER_MS
 
 
-def stragglers_of(dataset: LabelledRun, account: StepAccount, steps: Ints, cost: Cost) -> Stragglers:
+def stragglers_of(
+    dataset: LabelledRun, account: StepAccount, steps: Ints, cost_ms: Floats, unknown_ms: float
+) -> Stragglers:
     """Return which ranks hold the others up, and what they do longer than these; see `waits_for_each`."""
     run, first = dataset.run, dataset.collectives.first_waits
     late = first.late_ms[np.searchsorted(first.steps, steps)]
@@ -101,7 +108,8 @@ def stragglers_of(dataset: LabelledRun, account: StepAccount, steps: Ints, cost:
     for rank, own in account.ranks.items():
         parts = own.ms(2)
         busy[rank] = sum(ms for (part, what), ms in parts.items() if part in (COMPUTATION, OUTSIDE) and what != "data")
-    stragglers = name_stragglers(list(run.ranks), late, cost, first.margin_ns / NS_PER_MS, busy, account.step_ms)
+    margin_ms = first.margin_ns / NS_PER_MS
+    stragglers = name_stragglers(list(run.ranks), late, cost_ms, unknown_ms, margin_ms, busy, account.step_ms)
     for straggler in stragglers.ranks:
         straggler.because = longer_than_others(account, straggler.rank)
     return stragglers

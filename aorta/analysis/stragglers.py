@@ -18,14 +18,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from math import erfc, sqrt
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
 from aorta.documents.explanations import Straggler, Stragglers
 from aorta.documents.formatting import TEXT
-from aorta.read.frames import Floats, Ints
-from aorta.timeline.overlap import NS_PER_MS
+from aorta.read.frames import Floats
 
 LEAST_STEPS: Final = 16
 """With two even ranks a given one is first in 13 of 16 steps with probability 0.011 (binomial, p = 1/2)."""
@@ -75,57 +74,43 @@ def later_than(values: Floats, least: float, level: float) -> bool:
     return bool(ways[total:].sum() <= level * 2.0 ** len(beyond))
 
 
-class Cost(NamedTuple):
-    """Of each step (rows) and rank: how much less exposed waiting it has than the median of the others. `unknown_ms`:
-    exposed communication a step of the rank with most of it of which waiting is not known.
-    """
-
-    ms: Floats
-    unknown_ms: float
-
-
-def cost_of(waited_ns: Ints, unknown_ns: Ints) -> Cost:
-    """Return what each rank costs the others.
-
-    Args:
-        waited_ns, unknown_ns: of each step (rows) and rank, how long it waited exposed, and exposed communication of
-            which that is not known.
-    """
-    most_ns = int(unknown_ns.sum(axis=0).max(initial=0)) / max(len(unknown_ns), 1)  # no step may be on all ranks
-    return Cost(behind_others(waited_ns / NS_PER_MS), most_ns / NS_PER_MS)
-
-
 def name_stragglers(
-    ranks: Sequence[int], late_ms: Floats, cost: Cost, margin_ms: float, busy_ms: Mapping[int, float], step_ms: float
+    ranks: Sequence[int],
+    late_ms: Floats,
+    cost_ms: Floats,
+    unknown_ms: float,
+    margin_ms: float,
+    busy_ms: Mapping[int, float],
+    step_ms: float,
 ) -> Stragglers:
     """Apply the rule.
 
     Args:
-        late_ms: of each step (rows) and rank; NaN where nobody waited.
+        late_ms, cost_ms: of each step (rows) and rank; lateness is NaN where nobody waited.
+        unknown_ms: exposed communication a step of the rank with most of it of which waiting is not known.
         margin_ms: what handing a collective over may take.
         busy_ms: rank -> mean of its computation and work outside of blocks, loading of data excepted.
         step_ms: the mean window.
     """
     if len(ranks) < 2:
         return Stragglers(reason="one rank: nobody waits for it", ranks=[])
-    if len(cost.ms) < LEAST_STEPS:
-        return Stragglers(reason=f"{len(cost.ms)} steps on all ranks, {LEAST_STEPS} are needed", ranks=[])
+    if len(cost_ms) < LEAST_STEPS:
+        return Stragglers(reason=f"{len(cost_ms)} steps on all ranks, {LEAST_STEPS} are needed", ranks=[])
     least = max(LEAST_SHARE * step_ms, margin_ms)
-    if cost.unknown_ms > least:
-        unknown = TEXT.quantity(cost.unknown_ms, "ms")
-        reason = f"who waited is not known in {unknown} of the exposed communication of a step"
+    if unknown_ms > least:
+        reason = f"who waited is not known in {TEXT.quantity(unknown_ms, 'ms')} of the exposed communication of a step"
         return Stragglers(reason=reason, ranks=[], uneven=_uneven(busy_ms, step_ms))
     late = np.nan_to_num(late_ms)
     named = [
         {index for index in range(len(ranks)) if later_than(values[:, index], least, LEVEL / len(ranks))}
-        for values in (late, cost.ms)
+        for values in (late, cost_ms)
     ]
     uneven = _uneven(busy_ms, step_ms, {ranks[index] for index in named[0] | named[1]})
     if named[0] and named[1] and not named[0] & named[1]:
         ways = [" and ".join(f"rank {ranks[index]}" for index in sorted(way)) for way in named]
         reason = f"{ways[0]} comes last to the first collective, {ways[1]} waits least over the step"
         return Stragglers(reason=reason, ranks=[], uneven=uneven)
-    medians = [np.median(values, axis=0) for values in (late, cost.ms)]
+    medians = [np.median(values, axis=0) for values in (late, cost_ms)]
     stragglers = [
         Straggler(
             rank=ranks[index],

@@ -23,8 +23,7 @@ from aorta.read.traces.interval_table import add_comm_pattern
 from aorta.report.text import gain_block, kernel_block
 from aorta.terminal_style import style_of, table, wrapped
 from aorta.whatif.changes import FORMS, is_count, parse_changes
-from aorta.whatif.gains import gains
-from aorta.whatif.prediction import Prediction, Value, base_of, predict_from
+from aorta.whatif.prediction import Prediction, Value, base_of, gains, predict_from
 from aorta.whatif.read_program import read_program
 
 

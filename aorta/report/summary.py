@@ -47,8 +47,7 @@ from aorta.report.run_tables import SHOWN_MARGINALS
 from aorta.report.text import brief_text, full_text
 from aorta.terminal_style import PLAIN, Style, wrapped
 from aorta.version import __version__
-from aorta.whatif.gains import gains
-from aorta.whatif.prediction import base_of
+from aorta.whatif.prediction import base_of, gains
 from aorta.whatif.read_program import program_of
 
 SUMMARY_VERSION: Final = 1

@@ -12,7 +12,7 @@ import pytest
 
 from aorta.analysis.aggregate import aggregate
 from aorta.analysis.cautions import FEW_STEPS, alerts, cautions
-from aorta.analysis.settling import LevelChange, level_change, slow_steps, unsettled
+from aorta.analysis.pace import LevelChange, level_change, slow_steps, unsettled
 from aorta.documents.dataset import DatasetEntry
 from aorta.read.frames import Floats
 from aorta.report.command import overlap_report

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from aorta.analysis.account import account_of
 from aorta.analysis.aggregate import LabelledRun, aggregate
 from aorta.analysis.findings import explain, uneven_steps
-from aorta.analysis.stragglers import Cost, behind_others, later_than, name_stragglers, straggler_sentences
+from aorta.analysis.stragglers import behind_others, later_than, name_stragglers, straggler_sentences
 from aorta.documents.dataset import DatasetEntry
 from aorta.records.schema import AuxRange, Collective, ComputeRange, Copy, Step
 from tests.analysis.builders import MS, metrics, step
@@ -284,7 +284,7 @@ def test_a_named_rank_is_said_to_compute_longer_from_the_same_share_on(late, bus
     values = np.zeros((STEPS, 3))
     for rank, late_ms in late.items():
         values[:, rank] = late_ms
-    found = name_stragglers(range(3), values, Cost(np.zeros_like(values), 0.0), 0.2, busy, STEP_MS)
+    found = name_stragglers(range(3), values, np.zeros_like(values), 0.0, 0.2, busy, STEP_MS)
     assert {each.rank for each in found.ranks} == set(late)
     assert (found.uneven or "").partition(" of the step")[0] == (uneven or "")
 
@@ -293,7 +293,7 @@ STEPS, STEP_MS = 40, 100.0
 
 
 def ruled(late: np.ndarray, cost: np.ndarray) -> set[int]:
-    return {each.rank for each in name_stragglers(range(late.shape[1]), late, Cost(cost, 0.0), 0.2, {}, STEP_MS).ranks}
+    return {each.rank for each in name_stragglers(range(late.shape[1]), late, cost, 0.0, 0.2, {}, STEP_MS).ranks}
 
 
 @given(st.integers(2, 8), st.integers(0, 10**6))
@@ -311,7 +311,7 @@ def test_a_planted_rank_is_named_and_no_other(ranks, seed):
 def test_where_both_ways_name_different_ranks_nobody_is_named():
     one, other = np.zeros((STEPS, 3)), np.zeros((STEPS, 3))
     one[:, 0], other[:, 1] = 30.0, 30.0
-    found = name_stragglers(range(3), one, Cost(other, 0.0), 0.2, {}, STEP_MS)
+    found = name_stragglers(range(3), one, other, 0.0, 0.2, {}, STEP_MS)
     assert not found.ranks
     assert found.reason == "rank 0 comes last to the first collective, rank 1 waits least over the step"
     assert ruled(one, one) == {0}

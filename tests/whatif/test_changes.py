@@ -11,14 +11,12 @@ import numpy as np
 import pytest
 
 from aorta import whatif
-from aorta.analysis.collective_metrics import NO_SLOWER_RANKS
 from aorta.config.schema import EmulatedFabric
 from aorta.documents.explanations import GainEntry
 from aorta.documents.formatting import rough_interval
 from aorta.errors import InputError
 from aorta.whatif.changes import FORMS, apply, parse_changes
-from aorta.whatif.gains import gains
-from aorta.whatif.prediction import FREE, STATED_ERROR, base_of, predict, predict_from
+from aorta.whatif.prediction import FREE, NO_SLOWER_RANKS, STATED_ERROR, base_of, gains, predict, predict_from
 from aorta.whatif.program import RankLayout, RunProgram
 from aorta.whatif.replay import replay
 from tests.whatif.hand_made import Compute, Wait, issue, program, recorded, step_ns

@@ -21,8 +21,7 @@ from aorta.report import summary as room
 from aorta.report.run_commands import whatif_command
 from aorta.report.summary import LAST_STEPS, most_to_gain, summarize, write_report
 from aorta.terminal_style import Style
-from aorta.whatif.gains import gains
-from aorta.whatif.prediction import base_of
+from aorta.whatif.prediction import base_of, gains
 from aorta.whatif.read_program import network_of, program_of
 from tests.analysis.builders import simulated_run, strict_json
 from tests.report.pages import text_of

@@ -27,7 +27,7 @@ from aorta.analysis.attribution import Totals, totals_of
 from aorta.analysis.compare.run_comparison import HEADER, facts
 from aorta.analysis.compare.verdict import GUARD, Rules
 from aorta.analysis.devices import devices_entry
-from aorta.analysis.settling import LevelChange, level_change, unsettled
+from aorta.analysis.pace import LevelChange, level_change, unsettled
 from aorta.documents.comparison import LaunchOrderFacts
 from aorta.documents.dataset import Ends, LaunchLeftOut, PaceFacts, Statistics
 from aorta.documents.statistics import describe

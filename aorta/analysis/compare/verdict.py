@@ -114,7 +114,7 @@ NOT_TESTED: Final = "not tested"
 NOT_COMPARABLE: Final = "not comparable in time"
 """The verdict of launches that did not take turns (`launch_order`): no metric gets one."""
 NOT_SETTLED: Final = "not settled"
-"""The verdict of launches whose steps change their level after the warm-up (`settling`): no metric gets one."""
+"""The verdict of launches whose steps change their level after the warm-up (`unsettled`): no metric gets one."""
 WITHHELD: Final = (NOT_COMPARABLE, NOT_SETTLED)
 
 
