@@ -10,23 +10,20 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-import numpy as np
 
 from aorta.command_line import command, to_stderr, to_stdout
 from aorta.documents.formatting import TEXT
 from aorta.errors import EXIT_OK, CausalityViolated, Inconclusive, InputError
-from aorta.merge.alignment import Align, align_ranks, describe_alignment, find_clocks
-from aorta.merge.sources import choose, describe, find_files, record_of
+from aorta.merge.sources import align_ranks, choose, describe, describe_alignment, find_clocks, find_files, record_of
 from aorta.merge.tracks import MergedCollective, RecordTracks, TrackIdentity, copy_events, trace_file
 from aorta.read.engines import progress
-from aorta.read.frames import Groups
 from aorta.read.traces.chrome_json import Event
 from aorta.timeline.classes import LOCKSTEP
 
@@ -36,23 +33,17 @@ _SHOWN: Final = 5
 """Worst violations that are printed."""
 
 
-@dataclass(frozen=True)
-class Violation:
-    """The effect came `lead_ns` early, of which the clocks can explain at most `allowed_ns`; `what` names both."""
-
-    what: str
-    lead_ns: int
-    allowed_ns: int
-
-
 @dataclass
 class Causality:
-    """Result of a check. `unknown_bounds` counts pairs whose bound was taken as 0 because it was never measured."""
+    """Result of a check. `unknown_bounds` counts pairs whose bound was taken as 0 because it was never measured.
+
+    `violations`: both effects in words, by how much the effect came early, and how much of it the clocks can explain.
+    """
 
     pairs: int = 0
     unknown_bounds: int = 0
     worst_lead_ns: int | None = None
-    violations: list[Violation] = field(default_factory=list)
+    violations: list[tuple[str, int, int]] = field(default_factory=list)
     skipped: Counter[str] = field(default_factory=Counter)
 
     def check(self, what: str, lead_ns: int, bounds: Iterable[int | None]) -> None:
@@ -63,7 +54,7 @@ class Causality:
         allowed = sum(bound or 0 for bound in known)
         self.worst_lead_ns = lead_ns if self.worst_lead_ns is None else max(self.worst_lead_ns, lead_ns)
         if lead_ns > allowed:
-            self.violations.append(Violation(what, lead_ns, allowed))
+            self.violations.append((what, lead_ns, allowed))
 
     def lines(self) -> list[str]:
         """Return the result and the worst violations, as text."""
@@ -73,9 +64,10 @@ class Causality:
         text = [f"causality: {self.pairs} pairs of cause and effect, {result}"]
         if self.unknown_bounds:
             text.append(f"causality: the bound of {self.unknown_bounds} pairs is unknown and was taken as 0")
-        worst = sorted(self.violations, key=lambda violation: violation.allowed_ns - violation.lead_ns)
+        worst = sorted(self.violations, key=lambda violation: violation[2] - violation[1])[:_SHOWN]
         text += [
-            f"  {v.what}: {v.lead_ns / 1e3:.1f} us too early, bound {v.allowed_ns / 1e3:.1f} us" for v in worst[:_SHOWN]
+            f"  {what}: {lead_ns / 1e3:.1f} us too early, bound {allowed_ns / 1e3:.1f} us"
+            for what, lead_ns, allowed_ns in worst
         ]
         return text + [
             f"causality: {TEXT.count(count, 'collective')} cannot be checked ({reason})"
@@ -104,7 +96,7 @@ def check_collectives(
     end early are skipped: `timeline.classes.LOCKSTEP` names the others.
     """
     names: dict[tuple[str, tuple[int, ...], str], int] = {}
-    rows: list[tuple[int, int, int, MergedCollective]] = []  # rank, number of the name, sequence number
+    rows_of: defaultdict[tuple[int, int], list[tuple[int, MergedCollective]]] = defaultdict(list)  # by name and number
     unchecked: dict[tuple[object, ...], str] = {}  # a collective -> why
     for rank in sorted(seen):
         for row in seen[rank]:
@@ -116,19 +108,15 @@ def check_collectives(
                 unchecked[row.kind, row.group, row.seq] = "the group's ranks are not in the record (no footer)"
             elif len(members) > 1:
                 name = names.setdefault((row.group, tuple(sorted(members)), row.kind), len(names))
-                rows.append((rank, name, row.seq, row))
+                rows_of[name, row.seq].append((rank, row))
     result.skipped.update(unchecked.values())
     named = list(names)
-    ranks, name_of, seq_of = (np.array([row[column] for row in rows], np.int64) for column in range(3))
-    by = Groups(name_of, seq_of)
-    size = np.array([len(members) for _, members, _ in named], np.int64)[name_of[by.first]]
-    complete = (by.distinct(ranks) == size) & (by.sizes == size)
-    for number, members_at in enumerate(by.parts(np.arange(len(rows)))):
-        if not complete[number]:
+    for (name, _), rows in sorted(rows_of.items(), key=lambda item: item[0]):
+        group, members, kind = named[name]
+        of_rank = dict(rows)
+        if not len(of_rank) == len(rows) == len(members):
             result.skipped["not seen on every rank of its group"] += 1
             continue
-        group, _, kind = named[rows[members_at[0]][1]]
-        of_rank = {rows[index][0]: rows[index][3] for index in members_at.tolist()}
         _, cause = max((row.issue_ns, rank) for rank, row in of_rank.items())
         for rank, row in of_rank.items():
             if rank == cause or row.end_ns is None:
@@ -138,15 +126,6 @@ def check_collectives(
                 of_rank[cause].issue_ns - row.end_ns,
                 (of_rank[cause].issue_bound_ns, row.end_bound_ns),
             )
-
-
-@dataclass
-class Merged:
-    """What `merge` tells people: notes, the lines of its report, and the check."""
-
-    notes: list[str]
-    lines: list[str]
-    causality: Causality
 
 
 @dataclass
@@ -173,30 +152,23 @@ class CopiedEvents:
                 self.labels_ns[msgspec.json.decode(event["name"])] = at_ns
 
 
-def merge(
-    paths: Sequence[Path],
-    output: Path,
-    *,
-    align: Align = "clock",
-    window: str | None = None,
-    clock_sync: Path | None = None,
-    overwrite: bool = False,
-) -> Merged:
-    """Write the merged file. The options are those of the command line.
+def merge(options: argparse.Namespace) -> tuple[list[str], list[str], Causality]:
+    """Write the merged file, and return notes, the lines of a report, and the check.
 
     Raises:
         InputError: something cannot be read or written, or the choice between several traces of a rank is open; names
             the file.
     """
-    notes: list[str] = []
+    notes, output, align = list[str](), options.output, options.align
+    paths = [Path(path) for path in options.traces]
     folders = [path for path in paths if path.is_dir()]
     files = [path for path in find_files(paths, notes) if path.absolute() != output.absolute()]
     if not files:
         raise InputError(f"{output}: the only trace given is the file to write")
-    traces = choose([describe(path) for path in files], window, notes)
+    traces = choose([describe(path) for path in files], options.window, notes)
     if align == "start_profile" and (records := [trace.path for trace in traces if trace.is_record]):
         raise InputError(f"{records[0]}: --align start_profile goes by the starts of profilers, and a record has none")
-    clocks = find_clocks(clock_sync, traces, folders)
+    clocks = find_clocks(Path(options.clock_sync) if options.clock_sync else None, traces, folders)
     alignments = align_ranks(traces, clocks, align, notes)
     sizes = {trace.world_size for trace in traces if trace.world_size}
     if clocks.sync is not None and isinstance(clocks.source, Path):  # the traces list only themselves
@@ -218,7 +190,7 @@ def merge(
     counts: dict[int, Counter[str]] = {}
     tracks: dict[int, RecordTracks] = {}
     residual_us: dict[int, float] = {}
-    with trace_file(output, overwrite=overwrite) as writer, progress(len(traces), "merging") as done:
+    with trace_file(output, overwrite=options.overwrite) as writer, progress(len(traces), "merging") as done:
         for rank, alignment in alignments.items():
             captures = {index: trace for index, trace in enumerate(traces) if trace.rank == rank}
             first, clock = next(iter(captures.values())), clocks.of(rank)
@@ -296,7 +268,7 @@ def merge(
         lines.append(f"times of the records: {within} of the reference clock")
     lines += causality.lines()
     lines.append(f"{output}: {TEXT.count(len(alignments), 'rank')}, {describe_alignment(align, alignments)}")
-    return Merged(notes, lines, causality)
+    return notes, lines, causality
 
 
 @command()
@@ -310,21 +282,14 @@ def merge_traces(arguments: Sequence[str]) -> int:
     options = parser().parse_args(arguments)
     if options.output is None:
         raise InputError("no file to write: give -o FILE (.json or .json.gz), as -o merged.json.gz")
-    merged = merge(
-        [Path(path) for path in options.traces],
-        options.output,
-        align=options.align,
-        window=options.window,
-        clock_sync=Path(options.clock_sync) if options.clock_sync else None,
-        overwrite=options.overwrite,
-    )
-    for note in merged.notes:
+    notes, lines, causality = merge(options)
+    for note in notes:
         to_stderr(f"note: {note}")
-    to_stdout("\n".join(merged.lines))
-    if options.check and merged.causality.violations:
-        count = len(merged.causality.violations)
+    to_stdout("\n".join(lines))
+    if options.check and causality.violations:
+        count = len(causality.violations)
         raise CausalityViolated(f"{count} effects come before their cause by more than the bound")
-    if options.check and not merged.causality.pairs:
+    if options.check and not causality.pairs:
         raise Inconclusive("nothing to check: no pair of cause and effect")
     return EXIT_OK
 

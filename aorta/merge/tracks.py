@@ -24,8 +24,7 @@ from typing import Any, BinaryIO, Final, NamedTuple, cast
 import msgspec
 
 from aorta.errors import InputError
-from aorta.merge.alignment import RankAlignment
-from aorta.merge.sources import TraceFile, scanning
+from aorta.merge.sources import RankAlignment, TraceFile, scanning
 from aorta.read.traces.chrome_json import Event, ns_as_text
 from aorta.records.clocks import WallTime
 from aorta.records.files import whole_file
@@ -121,9 +120,7 @@ class TrackIdentity:
         self._main_pid = main_pid
         self._pids: dict[bytes, int] = {}
         self._tids: dict[tuple[bytes, bytes], int] = {}
-        self._named: set[int] = set()
-        self._sorted: set[int] = set()
-        self._named_tids: set[int] = set()
+        self._stated: set[tuple[str, int | None]] = set()  # what a trace says of which pid or tid
         self._used_tids: set[int] = set()
         self._other_ids: dict[tuple[int, bytes], int] = {}
 
@@ -162,28 +159,24 @@ class TrackIdentity:
         what = msgspec.json.decode(event["name"]) if metadata else None
         if what in ("process_name", "process_sort_index", "thread_name"):
             args: dict[str, Any] = msgspec.json.decode(event.get("args", b"{}"), type=dict[str, msgspec.Raw])
+            self._stated.add((what, tid if what == "thread_name" else pid))
             if what == "process_name":
-                self._named.add(pid)
                 name = self._name(raw, _decoded(bytes(args.get("name", b"null"))))
                 args |= {"name": name, "original_pid": _decoded(raw)}
             elif what == "process_sort_index":
-                self._sorted.add(pid)
                 args["sort_index"] = self._sort_index(raw)
-            elif tid is not None:
-                self._named_tids.add(tid)
             event["args"] = msgspec.Raw(msgspec.json.encode(args))
 
     def missing_names(self) -> Iterator[dict[str, Any]]:
         """Yield metadata events for processes and threads that the traces did not name."""
         for raw, pid in self._pids.items():
-            if pid not in self._named:
+            if ("process_name", pid) not in self._stated:
                 args = {"name": self._name(raw, None), "original_pid": _decoded(raw)}
                 yield metadata_event("process_name", pid, args)
-            if pid not in self._sorted:
+            if ("process_sort_index", pid) not in self._stated:
                 yield metadata_event("process_sort_index", pid, {"sort_index": self._sort_index(raw)})
-        unnamed = self._used_tids - self._named_tids
         for (raw, thread), tid in self._tids.items():
-            if tid in unnamed:
+            if tid in self._used_tids and ("thread_name", tid) not in self._stated:
                 args = {"name": str(_decoded(thread)), "original_tid": _decoded(thread)}
                 yield metadata_event("thread_name", self._pids[raw], args, tid)
 

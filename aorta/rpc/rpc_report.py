@@ -20,8 +20,8 @@ import msgspec
 from aorta.command_line import command, to_stderr, to_stdout
 from aorta.documents.formatting import TEXT
 from aorta.errors import EXIT_OK, CausalityViolated, Inconclusive
-from aorta.merge.alignment import RankAlignment, align_ranks, describe_alignment, find_clocks
 from aorta.merge.merge_traces import Causality
+from aorta.merge.sources import RankAlignment, align_ranks, describe_alignment, find_clocks
 from aorta.merge.tracks import (
     TIDS_PER_RANK,
     TraceWriter,

@@ -280,7 +280,7 @@ def test_no_rank_may_end_before_the_last_has_issued() -> None:
     """Rank 2 issues last, at 150: rank 0 ends 30 ns too early, rank 1 in time."""
     found = checked([row(end_ns=120)], [row(end_ns=150)], [row(issue_ns=150)])
     assert (found.pairs, found.worst_lead_ns) == (2, 30)
-    assert [(each.what, each.lead_ns) for each in found.violations] == [
+    assert [violation[:2] for violation in found.violations] == [
         ("allreduce#0 of group w: rank 0 ends before rank 2 begins", 30)
     ]
 
