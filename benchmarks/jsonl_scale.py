@@ -154,7 +154,7 @@ def child(what: str, folder: Path) -> dict[str, float]:
         with ProcessPoolExecutor(cores(), mp_context=get_context("spawn")) as pool:
             lines = sum(pool.map(parse_file, files))
         return {"seconds": time.perf_counter() - begin, "cpu_seconds": cpu_seconds(), "lines": lines}
-    from aorta.analysis.aggregate import LabelledRun, step_entry
+    from aorta.analysis.aggregate import LabelledRun, aggregate
     from aorta.read.engines import Local
     from aorta.read.record import load_run
 
@@ -166,7 +166,7 @@ def child(what: str, folder: Path) -> dict[str, float]:
 
     dataset = LabelledRun("scale", load_run(folder, Local(cores())))
     mark("read")
-    entry = step_entry(dataset)
+    entry = aggregate(dataset, matched=False)
     mark("steps")
     across = dataset.collectives
     mark("across")

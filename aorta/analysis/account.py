@@ -266,20 +266,16 @@ def as_document(accounts: Sequence[StepAccount] | str) -> Account:
         launches=len(accounts),
         rank_steps=sum(account.rank_steps for account in accounts),
         step_ms=step_ms,
-        parts=[part for name in PARTS for part in _document(accounts, step_ms, 1, (), (name,))],
+        parts=sorted(_document(accounts, step_ms, ()), key=lambda part: PARTS.index(part.name)),
     )
 
 
-def _document(
-    accounts: Sequence[StepAccount], step_ms: float, depth: int, below: Words, only: Words | None = None
-) -> list[AccountPart]:
-    parts = []
-    means = [account.ms(depth, below) for account in accounts]
+def _document(accounts: Sequence[StepAccount], step_ms: float, below: Words) -> list[AccountPart]:
+    parts, means = [], [account.ms(len(below) + 1, below) for account in accounts]
     for words in dict.fromkeys(words for of_launch in means for words in of_launch):
-        if len(words) < depth or (only is not None and words != only):
-            continue
-        ms = mean([of_launch.get(words, 0.0) for of_launch in means])
-        parts.append(AccountPart(words[-1], ms, ms / step_ms, _document(accounts, step_ms, depth + 1, words)))
+        if words != below:
+            ms = mean([of_launch.get(words, 0.0) for of_launch in means])
+            parts.append(AccountPart(words[-1], ms, ms / step_ms, _document(accounts, step_ms, words)))
     return sorted(parts, key=lambda part: -part.ms)
 
 

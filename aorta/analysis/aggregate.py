@@ -71,11 +71,6 @@ class LabelledRun:
         """The samples of all ranks' devices."""
         return samples_of(self.run)
 
-    @cached_property
-    def has_samples(self) -> bool:
-        """Whether any sample of a device was taken that did not fail."""
-        return not self.device_samples.failed.all()
-
     @property
     def used(self) -> Bools:
         """For each rank-step, whether aggregates include it."""
@@ -146,23 +141,14 @@ def job_steps(dataset: LabelledRun, ranks: Collection[int], *, observed: bool = 
     return times_ms[everywhere], steps[everywhere]
 
 
-def aggregate(dataset: LabelledRun) -> DatasetEntry:
+def aggregate(dataset: LabelledRun, *, matched: bool = True) -> DatasetEntry:
     """Return the entry of one dataset in the summary, but for its gains (`what_if`). Without a usable step it has
     `count` 0, what was read, and why nothing was used.
+
+    Args:
+        matched: with what needs collectives matched across ranks.
     """
-    entry = step_entry(dataset)
-    if dataset.run.traces is not None:
-        entry.traces = dataset.run.traces
-    if entry.count:
-        measured = dataset.collectives
-        entry.collectives = measured.collectives
-    return entry
-
-
-def step_entry(dataset: LabelledRun) -> DatasetEntry:
-    """Return the part of the entry that needs no matching across ranks."""
     run = dataset.run
-    devices = devices_entry(run, dataset.device_samples)
     shared = ("run_id", "label", "attempt", "platform", "backend", "parallel", "timer", "start_step")
     entry = DatasetEntry(
         count=int(dataset.used.sum()),
@@ -174,14 +160,18 @@ def step_entry(dataset: LabelledRun) -> DatasetEntry:
         ),
         health=run.health,
         steps=_counts(dataset),
-        devices=devices,
+        devices=devices_entry(run, dataset.device_samples),
         what_if=ABSENT,
     )
+    if run.traces is not None:
+        entry.traces = run.traces
     if run.steps.sampled:
         entry.sampling = _sampling(dataset)
     if not entry.count:
         entry.reason = NOTHING_USED if len(dataset.used) else NOTHING_RECORDED
         return entry
+    if matched:
+        entry.collectives = dataset.collectives.collectives
     entry.metrics = metrics_of(dataset)
     entry.stall_cutoff, entry.pace = cutoff_entry(run), dataset.pace.entry()
     if entry.few_steps:

@@ -13,7 +13,7 @@ Must not: name a change that its interval does not exclude from 0, or draw an in
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -241,10 +241,10 @@ def compare_accounts(
     elif decided and step.certain(TOGETHER) and not named:
         more = [part for part in by_itself if part.p_of_share < 1 - LEVEL]
         named = causes(more, change_ms, step.reference_ms, on_one_rank)
-    sentences = {part: cause for part in named if (cause := _said_of(reference, candidate, part)) is not None}
-    named = [*sentences]
+    said = {part: cause for part in named if (cause := _said_of(reference, candidate, part)) is not None}
+    named = [*said]
     # What a rank does longer is said once, also where it and the waiting for that rank are causes.
-    texts = [*{reason[:2]: reason.sentence for reason in reversed(sentences.values())}.values()][::-1]
+    texts = [*{(what, rank): sentence for what, rank, sentence in reversed(said.values())}.values()][::-1]
     text = why_none or (_NONE if decided else None)
     if texts:
         text = f"{_settings(differences)}{first_upper('; '.join(texts))}"
@@ -283,19 +283,17 @@ def _parts_that_cause(reference: Side, candidate: Side, least_ms: float) -> list
         depth = {EXPOSED: 3, OUTSIDE: 2, IDLE: 2}.get(part.words[0], 1)
         candidates += changes(reference, candidate, depth, part.words) if depth > 1 else []
         candidates += [part] if depth == 1 or part.words == (IDLE,) else []
-    candidates = [part for part in candidates if max(part.reference_ms, part.candidate_ms) >= least_ms]
-    return [_with_share(part, reference, candidate) for part in sorted(candidates, key=lambda part: -abs(part.ms))]
-
-
-def _with_share(part: PartChange, reference: Side, candidate: Side) -> PartChange:
-    """Return a change with how certain that of its share is: what slows all parts of a launch alike leaves these."""
-    depth = len(part.words)
-    shares = (
-        [account.ms(depth).get(part.words, 0.0) / account.step_ms for account in side]
-        for side in (reference, candidate)
-    )
-    share = change_of(part.words, *shares)
-    return part._replace(p_of_share=share.p if share.ms * part.ms > 0 else 1.0)
+    judged = []
+    for part in sorted(candidates, key=lambda part: -abs(part.ms)):
+        if max(part.reference_ms, part.candidate_ms) >= least_ms:
+            # What slows all parts of a launch alike leaves their shares.
+            shares = (
+                [account.ms(len(part.words)).get(part.words, 0.0) / account.step_ms for account in side]
+                for side in (reference, candidate)
+            )
+            share = change_of(part.words, *shares)
+            judged.append(part._replace(p_of_share=share.p if share.ms * part.ms > 0 else 1.0))
+    return judged
 
 
 def _apart(parts: Sequence[PartChange]) -> list[PartChange]:
@@ -311,19 +309,13 @@ def _certain_together(parts: Sequence[PartChange]) -> list[PartChange]:
     """Return the parts that changed so that all are right with `TOGETHER` (Holm, Scand. J. Statist. 6, 1979): by their
     milliseconds, or by their share of the step where their own interval excludes 0 as well.
     """
-    certain = {
-        part
-        for p in (lambda part: part.p, lambda part: part.p_of_share if part.certain() else 1.0)
-        for part in _holm(parts, p)
-    }
+    certain = set[PartChange]()
+    for p in ([part.p for part in parts], [part.p_of_share if part.certain() else 1.0 for part in parts]):
+        for tried, index in enumerate(sorted(range(len(parts)), key=p.__getitem__)):
+            if p[index] >= (1 - TOGETHER) / (len(parts) - tried):
+                break
+            certain.add(parts[index])
     return [part for part in parts if part in certain]
-
-
-def _holm(parts: Sequence[PartChange], p: Callable[[PartChange], float]) -> Iterator[PartChange]:
-    for tried, part in enumerate(sorted(parts, key=p)):
-        if p(part) >= (1 - TOGETHER) / (len(parts) - tried):
-            return
-        yield part
 
 
 def _as_document(change: PartChange, named: Sequence[PartChange], below: Sequence[PartChange] = ()) -> AccountChange:
@@ -341,17 +333,9 @@ def _as_document(change: PartChange, named: Sequence[PartChange], below: Sequenc
     )
 
 
-class _Said(NamedTuple):
-    """What is said of a cause: what changed, on which rank if on one, and the sentence."""
-
-    what: Words
-    rank: int | None
-    sentence: str
-
-
-def _said_of(reference: Side, candidate: Side, part: PartChange) -> _Said | None:
-    """Say what changed by how much, one level deeper, and on which rank; of waiting, which is suffered, what the rank
-    that is waited for does longer, and nothing where that is not known.
+def _said_of(reference: Side, candidate: Side, part: PartChange) -> tuple[Words, int | None, str] | None:
+    """Return what changed, on which rank if on one, and the sentence that says so and by how much, one level deeper; of
+    waiting, which is suffered, what the rank that is waited for does longer, and None where that is not known.
     """
     if part.words[-1] == WAITING:
         late = _waited_for(reference, candidate, part.ms)
@@ -362,11 +346,11 @@ def _said_of(reference: Side, candidate: Side, part: PartChange) -> _Said | None
             return None
         reason = _deeper(before, after, reason)
         its = f"its {in_words(reason.words)} {_amount(reason.ms)}"
-        return _Said(reason.words, late, f"waiting for rank {late} {_amount(part.ms)}: {its}")
+        return reason.words, late, f"waiting for rank {late} {_amount(part.ms)}: {its}"
     part = _deeper(reference, candidate, part)
     rank, ms = _on_rank(reference, candidate, part)
     where = "" if rank is None else f" (rank {rank}: {_amount(ms)})"
-    return _Said(part.words, rank, f"{in_words(part.words)} {_amount(part.ms)}{where}")
+    return part.words, rank, f"{in_words(part.words)} {_amount(part.ms)}{where}"
 
 
 def _amount(ms: float) -> str:

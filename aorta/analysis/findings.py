@@ -5,7 +5,7 @@
         print(finding.sentence)   # group 0: all-gather and reduce-scatter queue behind each other for 5.2 ms a step
 
 A rule of `RULES` reads what the record, the manifest or the traces hold; where
-its evidence is missing it finds nothing. Must not: guess, or name a cost below `LEAST_SHARE` of the step or a part that
+its evidence is missing it finds nothing. Must not: guess, or name a cost below `MARGIN` of the step or a part that
 does not make up most of a difference.
 """
 
@@ -14,13 +14,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from itertools import permutations
-from typing import Final, TypeAlias
+from typing import Final
 
 import numpy as np
 
 from aorta.analysis.account import (
     COMPUTATION,
     IDLE,
+    MARGIN,
+    MOST,
     OUTSIDE,
     StepAccount,
     as_document,
@@ -32,7 +34,7 @@ from aorta.analysis.pace import level_change, slow_steps
 from aorta.analysis.stragglers import behind_others, name_stragglers
 from aorta.command_line import name_ranks
 from aorta.documents import known
-from aorta.documents.dataset import DatasetEntry, Statistics
+from aorta.documents.dataset import DatasetEntry
 from aorta.documents.explanations import Finding, Stragglers
 from aorta.documents.formatting import TEXT
 from aorta.documents.kernels import StreamGapsEntry
@@ -46,12 +48,8 @@ from aorta.timeline.overlap import NS_PER_MS
 READ_RANKS: Final = 8
 READ_STEPS: Final = 16
 """What a rule looks at one by one: the first ranks, and of each the last steps after warm-up."""
-LEAST_SHARE: Final = 0.02
-"""Of the step: what costs or differs by less is not named."""
 LARGE_SHARE: Final = 0.1
 """Of the step or of a stream's time: idle or waiting for launches from here on."""
-MOST: Final = 0.5
-"""Share of a difference from which on a part is named as its reason."""
 _BLOCKS: Final = 0.1
 """Exposed communication that blocks computation for less than this share of it is called not blocking."""
 _ALONE: Final = 0.02
@@ -120,12 +118,6 @@ def _median(entry: DatasetEntry, name: str) -> float | None:
     return None if described is None else described.median
 
 
-def _highest_rank(described: Statistics | None) -> int | None:
-    medians = None if described is None else known(described.per_rank_median)
-    by_rank = {rank: value for rank, value in (medians or {}).items() if value is not None}
-    return int(max(by_rank, key=by_rank.__getitem__)) if by_rank else None
-
-
 def _streams(entry: DatasetEntry) -> Iterator[tuple[int | None, StreamGapsEntry, float]]:
     """Yield the rank of each device of a trace, its stream that computes most, and the collectives of all its streams
     in ms.
@@ -143,7 +135,7 @@ def _streams(entry: DatasetEntry) -> Iterator[tuple[int | None, StreamGapsEntry,
 def collective_on_compute_stream(_dataset: LabelledRun, entry: DatasetEntry) -> Iterator[Finding]:
     """A stream that has most of a device's computation also runs collectives: these never overlap with it (W24)."""
     for rank, computing, total_ms in _streams(entry):
-        if computing.comm_ms >= LEAST_SHARE * max(computing.busy_ms, total_ms) and computing.comm_ms:
+        if computing.comm_ms >= MARGIN * max(computing.busy_ms, total_ms) and computing.comm_ms:
             yield Finding(
                 "collective_on_compute_stream",
                 f"rank {rank}: {TEXT.quantity(computing.comm_ms, 'ms')} of {TEXT.quantity(total_ms, 'ms')} of "
@@ -156,7 +148,7 @@ def collective_on_compute_stream(_dataset: LabelledRun, entry: DatasetEntry) -> 
 def serialised_communicator(dataset: LabelledRun, entry: DatasetEntry) -> Iterator[Finding]:
     """All-gathers and reduce-scatters of one group queue behind each other: a communicator runs one at a time."""
     step_ms, exposed_ms = _median(entry, JOB_STEP), _median(entry, "exposed_comm_ms")
-    if not step_ms or exposed_ms is None or exposed_ms < LEAST_SHARE * step_ms:
+    if not step_ms or exposed_ms is None or exposed_ms < MARGIN * step_ms:
         return
     worst: dict[str, tuple[float, int, int]] = {}
     for rank, tables in dataset.run.ranks.items():
@@ -180,7 +172,7 @@ def serialised_communicator(dataset: LabelledRun, entry: DatasetEntry) -> Iterat
                 queued_ms = float(per_step.sum()) / int(steps.used.sum()) / NS_PER_MS
                 worst[group] = max(worst.get(group, (0.0, rank, step)), (queued_ms, rank, step))
     for group, (queued_ms, rank, step) in worst.items():
-        if queued_ms >= LEAST_SHARE * step_ms:
+        if queued_ms >= MARGIN * step_ms:
             yield Finding(
                 "serialised_communicator",
                 f"{dataset.run.group_titles[group]}: all-gather and reduce-scatter queue behind each other for "
@@ -215,11 +207,13 @@ def exposed_not_blocking(_dataset: LabelledRun, entry: DatasetEntry) -> Iterator
     if not step_ms or exposed_ms is None or stall_ms is None:
         return
     if exposed_ms >= LARGE_SHARE * step_ms and stall_ms <= _BLOCKS * exposed_ms:
+        medians = known(entry.described["exposed_comm_ms"].per_rank_median) or {}
+        by_rank = {int(rank): median for rank, median in medians.items() if median is not None}
         yield Finding(
             "exposed_not_blocking",
             f"{TEXT.quantity(exposed_ms, 'ms')} of communication a step is exposed, but computation waits for only "
             f"{TEXT.quantity(stall_ms, 'ms')} of it: hiding it gains little",
-            rank=_highest_rank(entry.described["exposed_comm_ms"]),
+            rank=max(by_rank, key=by_rank.__getitem__, default=None),
         )
 
 
@@ -245,7 +239,7 @@ def hidden_by_another_group(dataset: LabelledRun, _entry: DatasetEntry) -> Itera
         total = {group: measure(flight) for group, flight in flights.items()}
         for group, other in permutations(flights, 2):
             shared_ns = measure(intersect(flights[group], flights[other]))
-            large = total[group] >= LEAST_SHARE * length_ns.sum() and shared_ns >= MOST * total[group]
+            large = total[group] >= MARGIN * length_ns.sum() and shared_ns >= MOST * total[group]
             hidden_ns = measure(intersect(flights[group], computing))
             if large and total[other] >= total[group] and hidden_ns <= _ALONE * total[group]:
                 ends_ns = np.cumsum(length_ns)
@@ -348,8 +342,7 @@ _WAITS: Final = {
 }
 
 
-Rule: TypeAlias = Callable[[LabelledRun, DatasetEntry], Iterator[Finding]]
-RULES: Final[tuple[Rule, ...]] = (
+RULES: Final[tuple[Callable[[LabelledRun, DatasetEntry], Iterator[Finding]], ...]] = (
     one_connection,
     collective_on_compute_stream,
     serialised_communicator,

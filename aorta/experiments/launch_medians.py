@@ -29,13 +29,12 @@ def medians_of(folder: Path) -> tuple[dict[str, float | None], Mapping[str, obje
     Raises:
         InputError: it cannot be read.
     """
-    from aorta.analysis.aggregate import LabelledRun, step_entry
+    from aorta.analysis.aggregate import LabelledRun, metrics_of
     from aorta.read.record import load_run
 
     dataset = LabelledRun(folder.name, load_run(folder))
-    entry = step_entry(dataset)
-    medians = {name: metric.median for name, metric in entry.metrics.items()} if entry.count else {}
-    return medians, dataset.run.health.emulated_fabric
+    metrics = metrics_of(dataset, by_rank=False) if dataset.used.any() else {}
+    return {name: metric.median for name, metric in metrics.items()}, dataset.run.health.emulated_fabric
 
 
 def publish(plan: Plan) -> str:

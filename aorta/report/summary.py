@@ -22,7 +22,7 @@ from aorta.analysis.account import account_of, as_document, rank_times
 from aorta.analysis.aggregate import aggregate
 from aorta.analysis.attribution import break_down
 from aorta.analysis.cautions import notes_of
-from aorta.analysis.compare.headline import headline, is_comparable, numbers, title
+from aorta.analysis.compare.headline import is_comparable, title
 from aorta.analysis.compare.launch_comparison import add_account, compare_launches, refuse_mixed
 from aorta.analysis.compare.launch_set import Subject, read_subjects, selection_metrics
 from aorta.analysis.compare.run_comparison import compare, over_all
@@ -128,7 +128,6 @@ def _compared(sides: tuple[Subject, Subject], entries: tuple[DatasetEntry, Datas
         allows=rules.allows,
     )
     comparison.statistic = MEANS if few_steps else comparison.statistic
-    comparison.headline, comparison.numbers = headline(comparison), numbers(comparison)
     return comparison
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from aorta.analysis.aggregate import LabelledRun, step_entry
+from aorta.analysis.aggregate import LabelledRun, aggregate
 from aorta.analysis.cautions import alerts
 from aorta.analysis.findings import RULES
 from aorta.documents import ABSENT, known
@@ -87,7 +87,7 @@ def _reported(load: Callable[[str], Run], folder: str, *, marked: bool) -> Answe
 def _answer(run: Run) -> Answer:
     values: dict[tuple[str, str], list[Value]] = defaultdict(list)
     dataset = LabelledRun("mutant", run)
-    entry = step_entry(dataset)
+    entry = aggregate(dataset, matched=False)
     whole = {} if run.traces is None else run.traces.whole
     for number, window in whole.items():
         if int(number) not in run.ranks:  # a device that is in no step

@@ -211,7 +211,6 @@ def compare_launches(
     comparison.primary, comparison.alpha, comparison.margin = rules.primary, rules.alpha, rules.margin
     comparison.interval_level, comparison.sequence = 1 - rules.alpha, list(rules.sequence)
     comparison.judge_milliseconds, comparison.refused = rules.judge_milliseconds, allowed
-    comparison.headline, comparison.numbers = headline(comparison), numbers(comparison)
     return comparison
 
 
@@ -242,23 +241,23 @@ def judged(
 def add_account(comparison: Comparison, sides: tuple[Subject, Subject], rules: Rules) -> None:
     """Add by how much each part of the step changed, and the cause, to a comparison, whose verdict heeds the means;
     nothing where the sides cannot be compared. A cause needs as many launches as a verdict at 5 %, in turns, also where
-    more candidates ask for more launches and a verdict for that reason says nothing of turns.
+    more candidates ask for more launches and a verdict for that reason says nothing of turns. Then nothing of the
+    comparison changes any more, and it is stated in its headline and numbers.
     """
-    if not is_comparable(comparison):
-        return
-    before, after = (side.as_set() for side in sides)
-    few, order = min(len(before.launches), len(after.launches)), known(comparison.launch_order)
-    why_none = None if rules.allows(WORK) else unlike_work(*(side.dataset.run for side in sides))
-    if 1 < few < LEAST_LAUNCHES:
-        why_none = f"None is named: it takes {LEAST_LAUNCHES} launches per side."
-    elif few > 1 and order is not None and not (order.comparable or rules.assume_no_drift):
-        why_none = f"None is named: {order.reason}."
-    step = comparison.metrics.get(GUARD)
-    headline_ms = step.difference or 0.0 if step is not None and step.verdict in DECIDED else 0.0
-    comparison.account = compare_accounts(
-        before.accounts, after.accounts, comparison.manifest_differences, why_none, headline_ms
-    )
-    heed_means(comparison)
+    if is_comparable(comparison):
+        before, after = (side.as_set() for side in sides)
+        few, order = min(len(before.launches), len(after.launches)), known(comparison.launch_order)
+        why_none = None if rules.allows(WORK) else unlike_work(*(side.dataset.run for side in sides))
+        if 1 < few < LEAST_LAUNCHES:
+            why_none = f"None is named: it takes {LEAST_LAUNCHES} launches per side."
+        elif few > 1 and order is not None and not (order.comparable or rules.assume_no_drift):
+            why_none = f"None is named: {order.reason}."
+        step = comparison.metrics.get(GUARD)
+        headline_ms = step.difference or 0.0 if step is not None and step.verdict in DECIDED else 0.0
+        comparison.account = compare_accounts(
+            before.accounts, after.accounts, comparison.manifest_differences, why_none, headline_ms
+        )
+        heed_means(comparison)
     comparison.headline, comparison.numbers = headline(comparison), numbers(comparison)
 
 

@@ -286,7 +286,7 @@ def curves_of(dataset: LabelledRun) -> tuple[dict[str, Curve], np.ndarray]:
         ),
     }
     throttled = np.empty(0)
-    if dataset.has_samples:
+    if not dataset.device_samples.failed.all():
         sampled = step_columns(dataset.run, dataset.device_samples)
         curves |= {name: over_steps(global_steps, values[dataset.used]) for name, values in sampled.items()}
         throttled = np.unique(global_steps[sampled[THROTTLED][dataset.used] == 1.0])
