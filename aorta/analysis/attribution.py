@@ -15,7 +15,7 @@ nanosecond; rows that are not listed are summed up in the last one.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -141,7 +141,17 @@ def break_down(candidate: Sequence[Totals | str], reference: Sequence[Totals | s
     ]
     if any(unknown):
         return ExposedBreakdown(reason="; ".join(filter(None, unknown)))
-    sides = [pooled(totals for totals in of_side if isinstance(totals, Totals)) for of_side in named.values()]
+    sides = []
+    for of_side in named.values():
+        whole = Totals()  # a rank-step counts once, whichever launch it belongs to
+        for launch in of_side:
+            assert isinstance(launch, Totals)
+            whole.sums.add(launch.sums)
+            whole.exposed.update(launch.exposed)  # which keeps what is negative
+            whole.ranks.update(launch.ranks)
+            whole.parallel = launch.parallel
+            whole.group_titles = {**whole.group_titles, **launch.group_titles}
+        sides.append(whole)
     before, after = (None, sides[0]) if reference is None else sides
     bucketed = {side.parallel for side in sides} in [{strategy} for strategy in BUCKETED]
     dimensions = _OF_RUN if before is None else _OF_CHANGE
@@ -157,18 +167,6 @@ def break_down(candidate: Sequence[Totals | str], reference: Sequence[Totals | s
         breakdown.reference_ms = before.ms(before.sums.exposed_ns)
         breakdown.difference_ms = exposed_ms - breakdown.reference_ms
     return breakdown
-
-
-def pooled(launches: Iterable[Totals]) -> Totals:
-    """Return the totals of a side: a rank-step counts once, whichever launch it belongs to."""
-    whole = Totals()
-    for launch in launches:
-        whole.sums.add(launch.sums)
-        whole.exposed.update(launch.exposed)  # which keeps what is negative
-        whole.ranks.update(launch.ranks)
-        whole.parallel = launch.parallel
-        whole.group_titles = {**whole.group_titles, **launch.group_titles}
-    return whole
 
 
 def _rows(dimension: str, before: Totals | None, after: Totals, *, bucketed: bool) -> list[ExposedRow]:

@@ -33,7 +33,6 @@ from aorta.analysis.account import (
 )
 from aorta.documents.comparison import NOT_SET, AccountChange, AccountComparison, FactDifference
 from aorta.documents.formatting import TEXT, first_upper, json_text
-from aorta.read.frames import Floats
 
 LEVEL: Final = 0.95
 TOGETHER: Final = 0.98
@@ -136,9 +135,14 @@ def change_of(words: Words, reference: Sequence[float], candidate: Sequence[floa
     least = min(len(before), len(after))
     if least < 2:
         return change
-    in_proportion = least >= _LEAST_OF_SCALE and min(before.min(), after.min()) > 0 and _in_proportion(before, after)
-    if in_proportion:
-        before, after = np.log(before), np.log(after)
+    in_proportion = False
+    if least >= _LEAST_OF_SCALE and min(before.min(), after.min()) > 0:
+        sides, logs = (before, after), (np.log(before), np.log(after))
+        spread, of_logs = (
+            sum(float(((side - side.mean()) ** 2).sum()) for side in on_scale) for on_scale in (sides, logs)
+        )
+        in_proportion = bool(np.exp(np.concatenate(logs).mean()) ** 2 * of_logs < spread)
+        before, after = logs if in_proportion else sides
     change = change._replace(estimate=float(after.mean() - before.mean()), in_proportion=in_proportion)
     if len(before) == len(after) and float(np.cov(before, after)[0, 1]) > 0:
         error = float((after - before).std(ddof=1)) / len(before) ** 0.5
@@ -149,15 +153,6 @@ def change_of(words: Words, reference: Sequence[float], candidate: Sequence[floa
         return change._replace(error=0.0)
     freedom = total**2 / sum(v**2 / (len(side) - 1) for v, side in zip(variances, (before, after), strict=True))
     return change._replace(error=total**0.5, freedom=freedom)
-
-
-def _in_proportion(before: Floats, after: Floats) -> bool:
-    """Return whether the launches of the sides spread less by their logarithms than in milliseconds."""
-    sides, logs = (before, after), (np.log(before), np.log(after))
-    spread, of_logs = (
-        sum(float(((side - side.mean()) ** 2).sum()) for side in sides_or_logs) for sides_or_logs in (sides, logs)
-    )
-    return bool(np.exp(np.concatenate(logs).mean()) ** 2 * of_logs < spread)
 
 
 def changes(reference: Side, candidate: Side, depth: int, below: Words = ()) -> list[PartChange]:
@@ -338,7 +333,12 @@ def _said_of(reference: Side, candidate: Side, part: PartChange) -> tuple[Words,
     waiting, which is suffered, what the rank that is waited for does longer, and None where that is not known.
     """
     if part.words[-1] == WAITING:
-        late = _waited_for(reference, candidate, part.ms)
+        growth: defaultdict[int, float] = defaultdict(float)
+        for sign, side in ((-1, reference), (1, candidate)):
+            for account in side:
+                for rank, total in account.waited_for.items():
+                    growth[rank] += sign * total / account.rank_steps / len(side)
+        late = _most_of(growth, part.ms)
         before, after = ([a.ranks[late] for a in side if late in a.ranks] for side in (reference, candidate))
         own = [part for part in changes(before, after, 1) if part.words != (EXPOSED,)] if before and after else []
         reason = next((change for change in own if change.certain() and change.ms * part.ms > 0), None)
@@ -361,16 +361,6 @@ def _deeper(reference: Side, candidate: Side, part: PartChange) -> PartChange:
     """Return the part below a part that makes most of its change; itself where none does."""
     below = changes(reference, candidate, 2, part.words) if len(part.words) == 1 else []
     return next((change for change in below if change.certain() and change.ms / part.ms >= MOST), part)
-
-
-def _waited_for(reference: Side, candidate: Side, change_ms: float) -> int | None:
-    """Return the rank that makes most of a change of exposed waiting."""
-    growth: defaultdict[int, float] = defaultdict(float)
-    for sign, side in ((-1, reference), (1, candidate)):
-        for account in side:
-            for rank, total in account.waited_for.items():
-                growth[rank] += sign * total / account.rank_steps / len(side)
-    return _most_of(growth, change_ms)
 
 
 def _on_rank(reference: Side, candidate: Side, part: PartChange) -> tuple[int | None, float]:

@@ -14,7 +14,7 @@ from typing import Final
 
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.devices import device_notes, throttle_notes
-from aorta.analysis.stragglers import straggler_sentences
+from aorta.analysis.findings import straggler_sentences
 from aorta.documents import known
 from aorta.documents.comparison import Comparison
 from aorta.documents.dataset import DatasetEntry

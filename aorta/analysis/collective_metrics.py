@@ -19,11 +19,10 @@ import msgspec
 import numpy as np
 
 from aorta.analysis.pace import cutoffs_ns
-from aorta.analysis.stragglers import behind_others
 from aorta.documents.dataset import CollectiveEntry, Statistics
 from aorta.documents.metrics import TOO_SHORT, algbw_gb_per_s, busbw_factor, no_bandwidth
 from aorta.documents.statistics import entry, median_or_none
-from aorta.read.frames import NO_TIME, Bools, Ints
+from aorta.read.frames import NO_TIME, Bools, Floats, Ints
 from aorta.read.matching import (
     OK,
     PIECE_ROWS,
@@ -82,6 +81,21 @@ class FirstWaits:
             waits_ms = match.wait_or_reason[members][None, :] / NS_PER_MS
             columns = self._order[np.searchsorted(self._ranks, rows.rank[members], sorter=self._order)]
             self.late_ms[np.searchsorted(self.steps, number), columns] = behind_others(waits_ms)[0]
+
+
+def behind_others(values: Floats) -> Floats:
+    """Return the median of the other columns minus each value; shape (rows, at least 2 columns)."""
+    order = np.argsort(values, axis=1, kind="stable")
+    ranked = np.take_along_axis(values, order, axis=1)
+    count, position = values.shape[1], np.empty_like(order)
+    np.put_along_axis(position, order, np.broadcast_to(np.arange(count), order.shape), axis=1)
+    middle = [(count - 2) // 2, (count - 1) // 2]  # of the count - 1 others
+    medians = (
+        sum(np.take_along_axis(ranked, np.minimum(index + (index >= position), count - 1), axis=1) for index in middle)
+        / 2
+    )
+    result: Floats = medians - values
+    return result
 
 
 def ends_on_their_own(run: Run) -> Bools:

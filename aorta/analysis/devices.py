@@ -16,7 +16,7 @@ import numpy as np
 from aorta.documents.dataset import DeviceFacts, DeviceValue, RankDevice, Throttled
 from aorta.documents.formatting import TEXT
 from aorta.read.frames import Bools, Floats, Ints
-from aorta.read.run import Run, Source
+from aorta.read.run import Run
 from aorta.records.schema import DeviceSample
 from aorta.timeline.arrays import IntervalArray
 
@@ -141,7 +141,27 @@ def devices_entry(run: Run, samples: DeviceSamples) -> DeviceFacts:
                 for index in np.flatnonzero(samples.rank == rank).tolist()
                 if samples.samples[index].end_mono_ns >= begun and samples.samples[index].start_mono_ns <= ended
             ]
-        ranks[str(rank)] = _rank_entry(tables.source, samples, inside)
+        telemetry, failed = tables.source.device_telemetry, [row for row in inside if samples.failed[row]]
+        throttles = [throttle for row in inside if (throttle := samples.samples[row].throttle) is not None]
+        reasons = Counter(reason for sample in throttles for reason in sample)
+        values: dict[str, DeviceValue | None] = dict.fromkeys(VALUES)
+        for index, name in enumerate(VALUES):
+            column = samples.values[inside, index]
+            if len(known := column[~np.isnan(column)]):
+                ends = float(np.median(known)), float(known.min()), float(known.max())
+                values[name] = DeviceValue(len(known), *ends)
+        ranks[str(rank)] = RankDevice(
+            source=None if telemetry is None else telemetry.source,
+            interval_s=None if telemetry is None else telemetry.interval_s,
+            problem=None if telemetry is None else telemetry.problem,
+            samples=len(inside),
+            samples_failed=len(failed),
+            failure=samples.reasons[failed[-1]] if failed else None,
+            throttled="yes" if reasons else "no" if throttles else "unknown",
+            throttled_samples=sum(bool(sample) for sample in throttles),
+            throttle_reasons=dict(sorted(reasons.items())),
+            **values,
+        )
     states = [entry.throttled for entry in ranks.values()]
     throttled: Throttled = "yes" if "yes" in states else "no" if set(states) == {"no"} else "unknown"
     held_back = [
@@ -150,30 +170,6 @@ def devices_entry(run: Run, samples: DeviceSamples) -> DeviceFacts:
         if entry.throttled_samples > _PASSING and entry.throttled_samples >= _PASSING_SHARE * entry.samples
     ]
     return DeviceFacts(throttled, held_back, ranks)
-
-
-def _rank_entry(source: Source, samples: DeviceSamples, rows: list[int]) -> RankDevice:
-    telemetry, failed = source.device_telemetry, [row for row in rows if samples.failed[row]]
-    throttles = [throttle for row in rows if (throttle := samples.samples[row].throttle) is not None]
-    reasons = Counter(reason for sample in throttles for reason in sample)
-    values: dict[str, DeviceValue | None] = {}
-    for index, name in enumerate(VALUES):
-        known = samples.values[rows, index]
-        known = known[~np.isnan(known)]
-        ends = (float(np.median(known)), float(known.min()), float(known.max())) if len(known) else None
-        values[name] = None if ends is None else DeviceValue(len(known), *ends)
-    return RankDevice(
-        source=None if telemetry is None else telemetry.source,
-        interval_s=None if telemetry is None else telemetry.interval_s,
-        problem=None if telemetry is None else telemetry.problem,
-        samples=len(rows),
-        samples_failed=len(failed),
-        failure=samples.reasons[failed[-1]] if failed else None,
-        throttled="yes" if reasons else "no" if throttles else "unknown",
-        throttled_samples=sum(bool(sample) for sample in throttles),
-        throttle_reasons=dict(sorted(reasons.items())),
-        **values,
-    )
 
 
 def throttle_notes(entry: DeviceFacts) -> list[str]:

@@ -100,7 +100,11 @@ class Pace:
             return Basis("kernels", by_kernels)
         if decided:
             return Basis(None, used, None, CONTRADICTED)
-        return Basis(None, used, self._bounds(name), self._why_open(name))
+        # Why it has only bounds, without those of a single step (`ledger.balanced`).
+        left_open = used & ~np.isnan(steps.bounds[name][0]) if name in steps.bounds else used
+        reasons = [steps.reasons[code].get(name) for code in np.unique(steps.reason[left_open]).tolist()]
+        why = next((why for why in reasons if why is not None), HOST_BOUND)
+        return Basis(None, used, self._bounds(name), why.partition(": it is ")[0])
 
     def _rests_on_compute(self, name: str) -> bool:
         if name in MADE_OF_OTHERS:
@@ -134,14 +138,6 @@ class Pace:
         known = ~np.isnan(low)
         least, most = float(np.median(low[known])), float(np.median(high[known]))
         return (least, most) if most < np.inf else None
-
-    def _why_open(self, name: str) -> str:
-        """Return why a metric has only bounds, without those of a single step (`ledger.balanced`)."""
-        steps = self._run.steps
-        left_open = steps.used & ~np.isnan(steps.bounds[name][0]) if name in steps.bounds else steps.used
-        codes = np.unique(steps.reason[left_open]).tolist()
-        reasons = [why for code in codes if (why := steps.reasons[code].get(name)) is not None]
-        return reasons[0].partition(": it is ")[0] if reasons else HOST_BOUND
 
     @cached_property
     def _calibrations(self) -> list[Calibration]:

@@ -124,8 +124,7 @@ def _compared(sides: tuple[Subject, Subject], entries: tuple[DatasetEntry, Datas
         (over_all(values[0]), over_all(values[1])) if few_steps else values,
         (entries[0].matched, entries[1].matched),
         [[known(entry.pace)] for entry in entries],
-        judge_milliseconds=rules.judge_milliseconds,
-        allows=rules.allows,
+        rules,
     )
     comparison.statistic = MEANS if few_steps else comparison.statistic
     return comparison

@@ -356,9 +356,6 @@ def gains(
         changed = apply(program, [change])
         return entry(what, name, change.text, replay(changed.program).gained_ms(base.times), changed.notes)
 
-    def loss_ms(gain: GainEntry) -> float:
-        return -gain.gain_ms
-
     notes = list(predict_from(base, [FREE]).notes)
     free = replay(apply(program, [FREE]).program)
     bounds = [entry("bound", "all communication free", FREE.text, free.gained_ms(base.times))]
@@ -386,7 +383,7 @@ def gains(
             notes.append(f"{gain.name}: not predicted, because this comparison measured {', '.join(sorted(differing))}")
         elif gain.share > WORTH:
             worth.append(gain)
-    worth.sort(key=loss_ms)
+    worth.sort(key=lambda gain: -gain.gain_ms)
     first = worth[0].change if worth else None
     return WhatIf(
         reason=None,
@@ -396,7 +393,7 @@ def gains(
         step_ms=step_ms,
         check=base.identity.problem(),
         gains=worth,
-        marginals=sorted((replayed(*part) for part in _parts(program)), key=loss_ms),
+        marginals=sorted((replayed(*part) for part in _parts(program)), key=lambda gain: -gain.gain_ms),
         bounds=bounds,
         notes=notes,
         command=f"{ask} --set {shlex.quote(first or 'network.bandwidth=x2')}",

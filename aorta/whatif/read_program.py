@@ -43,7 +43,7 @@ from aorta.whatif.program import (
     What,
     compact,
 )
-from aorta.whatif.replay import LONG_AGO, CollectiveBatch, Schedules
+from aorta.whatif.replay import LONG_AGO, CollectiveBatch, Schedule, schedule_of
 
 _LEAST_STEPS: Final = 2
 _REMEMBERED_STEPS: Final = 2
@@ -94,10 +94,7 @@ def program_of(run: Run, last: int | None = None) -> RunProgram:
         raise no(f"{len(common)} step(s) after the warm-up are on all ranks; it takes {_LEAST_STEPS}")
     if run.manifest is None:
         raise no(health.manifest_problem)
-    try:
-        network = network_of(health.emulated_fabric, health.world_size)
-    except ValueError as error:
-        raise InputError(f"{run.location}: run.json states an emulated network that is none ({error})") from error
+    network = network_of(run.location, health.emulated_fabric, health.world_size)
     if network is not None and network.sharing is Sharing.link:
         raise no("its process groups share links (fabric.sharing=link); record with fabric.sharing=group")
     return _Reader(run, network, common if last is None else common[-last:]).program()
@@ -108,20 +105,21 @@ def _not_replayable(run: Run, why: object) -> InputError:
     return InputError(f"{run.location}: a replay is not possible: {why}")
 
 
-def network_of(fabric: Mapping[str, object] | None, world_size: int) -> EmulatedFabric | None:
-    """Return the settings of an emulated network as a manifest states them; None: the network was real.
+def network_of(location: str, fabric: Mapping[str, object] | None, world_size: int) -> EmulatedFabric | None:
+    """Return the settings of an emulated network as the manifest of a run states them; None: the network was real.
 
     Raises:
-        ValueError: they are not settings of an emulated network.
+        InputError: they are not settings of an emulated network.
     """
     if fabric is None:
         return None
     try:
         settings = msgspec.convert(fabric, EmulatedFabric)
+        problem = "; ".join(emulated_rules(settings, world_size))
     except msgspec.ValidationError as error:
-        raise ValueError(str(error)) from error
-    if problems := list(emulated_rules(settings, world_size)):
-        raise ValueError("; ".join(problems))
+        problem = str(error)
+    if problem:
+        raise InputError(f"{location}: run.json states an emulated network that is none ({problem})")
     return settings
 
 
@@ -154,18 +152,6 @@ class _Rank:
         self.links: dict[str, int] = {}
         self.known: dict[tuple[str, int], _Known] = {}
         self.left_ns = self.start_ns[0]
-
-    def spans(self, row: int) -> Spans | None:
-        """Return what ran inside a step, read from the record's line where the tables were read without; None where the
-        source does not say who waited for what.
-
-        Raises:
-            InputError: it can no longer be read.
-        """
-        spans, step = self.tables.spans, row
-        if spans is None:
-            spans, step = self.tables.details.spans(np.array([row])), 0
-        return spans.of_step(step) if spans.waits_known is not None and spans.waits_known[step] else None
 
 
 class _Moment(NamedTuple):
@@ -212,7 +198,7 @@ class _Reader:
             self._ranks.append(_Rank(tables, steps, None if one_host or not clock else clock.correction_ns(start_ns)))
         self._run, self._network, self._steps = run, network, steps
         self._layouts: dict[RankLayout, int] = {}
-        self._schedules = Schedules(tuple(rank.tables.source.rank for rank in self._ranks))
+        self._schedules: dict[tuple[int, ...], Schedule] = {}
         self._on_host = run.source.timer == HOST_TIMER
         self._law = network is not None and self._on_host and one_host
         self._arrival_unknown = self._collectives = self._backend_was_limit = 0
@@ -247,8 +233,9 @@ class _Reader:
     def _step(self, index: int) -> StepProgram:
         made = [self._rank_step(rank, index) for rank in self._ranks]
         layouts, global_step = tuple(of_rank.layout for of_rank in made), int(self._steps[index])
+        ranks = [rank.tables.source.rank for rank in self._ranks]
         try:
-            rows = self._schedules.of(global_step, layouts, self._layouts)
+            rows = schedule_of(self._schedules, ranks, global_step, layouts, self._layouts)
         except InputError as error:
             raise _not_replayable(self._run, error) from error
         count = max(len(of_rank.by_backend) for of_rank in made)
@@ -293,8 +280,10 @@ class _Reader:
         own time.
         """
         row, start_ns, number = rank.rows[index], rank.start_ns[index], rank.tables.source.rank
-        inside, rows = rank.spans(row), rank.tables.collectives.of_step(row)
-        if inside is None:
+        rows, spans, at = rank.tables.collectives.of_step(row), rank.tables.spans, row
+        if spans is None:  # the tables were read without: read them from the record's line
+            spans, at = rank.tables.details.spans(np.array([row])), 0
+        if spans.waits_known is None or not spans.waits_known[at]:
             raise _not_replayable(
                 self._run,
                 f"the record does not say who waited for which collective (rank {number}, global step "
@@ -302,7 +291,7 @@ class _Reader:
             )
         if (rows.end_ns == NO_TIME).any() or (rows.start_ns == NO_TIME).any():
             raise InputError(f"{self._run.location}: rank {number}, global step {self._steps[index]}: no end")
-        names = [rows.names[name] for name in rows.name.tolist()]
+        inside, names = spans.of_step(at), [rows.names[name] for name in rows.name.tolist()]
         issued = tuple(self._issued(rank, name) for name in names)
         for position, (name, seq, end) in enumerate(zip(names, rows.seq.tolist(), rows.end_ns.tolist(), strict=True)):
             rank.known[name.group, seq] = _Known(index, position, start_ns + end)

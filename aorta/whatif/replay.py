@@ -65,36 +65,36 @@ class CollectiveBatch:
     position: int | None
 
 
-_Rows: TypeAlias = list[Act | CollectiveBatch]
-"""Operations and collectives in an order in which they can be worked out."""
+Schedule: TypeAlias = list[Act | CollectiveBatch]
+"""Operations and collectives of a step in an order in which they can be worked out."""
 
 
-class Schedules:
-    """The schedules of a program's steps; steps in which all ranks have the same layouts share one."""
+def schedule_of(
+    known: dict[tuple[int, ...], Schedule],
+    ranks: Sequence[int],
+    global_step: int,
+    numbers: tuple[int, ...],
+    layouts: Iterable[RankLayout],
+) -> Schedule:
+    """Return the schedule of one step.
 
-    def __init__(self, ranks: Sequence[int]) -> None:
-        self._ranks = ranks
-        self._known: dict[tuple[int, ...], _Rows] = {}
+    Args:
+        known: of steps before it; steps in which all ranks have the same layouts share one.
+        numbers: for each rank, the index of its layout among `layouts`.
 
-    def of(self, global_step: int, numbers: tuple[int, ...], layouts: Iterable[RankLayout]) -> _Rows:
-        """Return the schedule of one step.
-
-        Args:
-            numbers: for each rank, the index of its layout among `layouts`.
-
-        Raises:
-            InputError: the ranks do not fit each other in it.
-        """
-        if numbers not in self._known:
-            known = list(layouts)
-            try:
-                self._known[numbers] = schedule(self._ranks, [known[number] for number in numbers])
-            except InputError as error:
-                raise InputError(f"global step {global_step}: {error}") from error
-        return self._known[numbers]
+    Raises:
+        InputError: the ranks do not fit each other in it.
+    """
+    if numbers not in known:
+        of_program = list(layouts)
+        try:
+            known[numbers] = schedule(ranks, [of_program[number] for number in numbers])
+        except InputError as error:
+            raise InputError(f"global step {global_step}: {error}") from error
+    return known[numbers]
 
 
-def schedule(ranks: Sequence[int], layouts: Sequence[RankLayout]) -> _Rows:
+def schedule(ranks: Sequence[int], layouts: Sequence[RankLayout]) -> Schedule:
     """Return the schedule of a step.
 
     Raises:
@@ -131,21 +131,17 @@ def schedule(ranks: Sequence[int], layouts: Sequence[RankLayout]) -> _Rows:
         and all(len(set(position_of.values())) == 1 for position_of in met.values())
         and len({len(layout.issued) for layout in layouts}) == 1
     )
-    return _together(layouts, instances, met) if alike else _in_turn(ranks, layouts, instances, met)
-
-
-def _together(
-    layouts: Sequence[RankLayout], instances: list[list[_Instance]], met: dict[_Instance, dict[int, int]]
-) -> _Rows:
+    if not alike:
+        return _in_turn(ranks, layouts, instances, met)
     everyone = slice(0, len(layouts))
-    rows: _Rows = []
-    issued = set[int]()
+    rows: Schedule = []
+    seen = set[int]()
     for index, operation in enumerate(layouts[0].operations):
-        if operation.what is What.WAIT and not operation.back and operation.position not in issued:
+        if operation.what is What.WAIT and not operation.back and operation.position not in seen:
             raise InputError(f"a step waits for its collective {operation.position} before issuing it")
         rows.append(Act(index, *operation, everyone))
         if operation.what is What.ISSUE:
-            issued.add(operation.position)
+            seen.add(operation.position)
             chosen = dict.fromkeys(of_rank[operation.position] for of_rank in instances)
             rows.append(_batch([met[instance] for instance in chosen], layouts))
     return rows
@@ -156,9 +152,9 @@ def _in_turn(
     layouts: Sequence[RankLayout],
     instances: list[list[_Instance]],
     met: dict[_Instance, dict[int, int]],
-) -> _Rows:
+) -> Schedule:
     """Return rows of single ranks: each continues until it waits for a collective that not all its ranks issued."""
-    rows: _Rows = []
+    rows: Schedule = []
     next_of = [0] * len(layouts)
     missing = {instance: len(positions) for instance, positions in met.items()}
     moved = True
@@ -252,7 +248,7 @@ def replay(program: RunProgram, keep: Collection[int] = ()) -> Times:
     steps, ranks = program.steps, len(program.ranks)
     times = Times(np.empty((len(steps), ranks), np.int64), np.empty((len(steps), ranks), np.int64))
     now, free = program.start_ns.copy(), program.busy_ns.copy()
-    schedules = Schedules(program.ranks)
+    schedules: dict[tuple[int, ...], Schedule] = {}
     backs = [operation.back for layout in program.layouts for operation in layout.operations]
     ends: deque[Ints] = deque(maxlen=max(backs, default=0) + 1)  # of collectives that are waited for in a later step
     for index, step in enumerate(steps):
@@ -262,7 +258,7 @@ def replay(program: RunProgram, keep: Collection[int] = ()) -> Times:
         if index in keep:
             enter, leave = (np.zeros((len(step.host_ns), ranks), np.int64) for _ in range(2))
             kept = times.kept[index] = StepTimes(enter, leave, begin, end)
-        for row in schedules.of(step.global_step, step.layouts, program.layouts):
+        for row in schedule_of(schedules, program.ranks, step.global_step, step.layouts, program.layouts):
             if isinstance(row, CollectiveBatch):
                 _meet(row, step, arrived, free, end, None if kept is None else begin)
                 continue

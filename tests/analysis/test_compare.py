@@ -17,6 +17,7 @@ from aorta.analysis.compare.run_comparison import (
     unlike_work,
     why_ratios_alone,
 )
+from aorta.analysis.compare.verdict import Rules
 from aorta.documents import as_json, known
 from aorta.documents.comparison import Comparison, FactDifference
 from aorta.read.locations import load_source
@@ -54,7 +55,7 @@ def compared(*sides: LabelledRun, **rules: Any) -> Comparison:
         (reference.described, candidate.described),
         (reference.matched, candidate.matched),
         [[known(reference.pace)], [known(candidate.pace)]],
-        **rules,
+        Rules(**rules),
     )
 
 
@@ -124,7 +125,7 @@ def test_between_runs_of_different_work_differences_are_listed_and_nothing_is_ju
     assert ratio.difference == pytest.approx(-0.25)
     assert ratio.judgement_reason.startswith("the runs did not do the same work: config.workload.width")
     assert "docs/" not in found.verdict_reason  # a wheel has no docs
-    allowed = compared(*sides, allows=lambda key: True)
+    allowed = compared(*sides, allow_unlike=("all",))
     assert (allowed.unlike, allowed.metrics["overlap_ratio"].judgement) == ([], "worse")
 
 

@@ -18,8 +18,8 @@ from msgspec.structs import replace
 
 from aorta.analysis.account import account_of
 from aorta.analysis.aggregate import LabelledRun, aggregate
-from aorta.analysis.findings import explain, uneven_steps
-from aorta.analysis.stragglers import behind_others, later_than, name_stragglers, straggler_sentences
+from aorta.analysis.collective_metrics import behind_others
+from aorta.analysis.findings import explain, later_than, name_stragglers, straggler_sentences, uneven_steps
 from aorta.documents.dataset import DatasetEntry
 from aorta.records.schema import AuxRange, Collective, ComputeRange, Copy, Step
 from tests.analysis.builders import MS, metrics, step

@@ -185,8 +185,8 @@ def test_a_record_is_read_once_and_gives_the_program_of_its_lines_read_again(run
     ],
 )
 def test_a_network_that_is_none_is_refused(field, value):
-    with pytest.raises(ValueError, match=field):
-        network_of({"kind": "emulated", field: value}, world_size=2)
+    with pytest.raises(InputError, match=field):
+        network_of("run", {"kind": "emulated", field: value}, world_size=2)
 
 
 def test_a_backend_that_decides_much_is_flagged(tmp_path):

@@ -172,8 +172,7 @@ def compare_launches(
         (sides[0].statistics, sides[1].statistics),
         collectives,
         [[launch.pace for launch in side.launches] for side in sides],
-        judge_milliseconds=rules.judge_milliseconds,
-        allows=rules.allows,
+        rules,
         single=False,
     )
     order = launch_order(*sides, assume_no_drift=rules.assume_no_drift)

@@ -7,13 +7,14 @@ platform against those of another, or show an end of bounds as a value.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, TypeAlias
 
 import msgspec
 import numpy as np
 
 from aorta.analysis.aggregate import LabelledRun
+from aorta.analysis.compare.verdict import Rules
 from aorta.analysis.pace import difference_in_lead
 from aorta.documents import ABSENT
 from aorta.documents.comparison import (
@@ -40,7 +41,6 @@ HEADER: Final = "header."
 _HEADER_FACTS: Final = ("platform", "world_size", "parallel", "backend", "timer", "instrument_mode", "start_step")
 OBSERVED: Final = f"{HEADER}observed_steps"
 """Which steps are observed (`instrument.every`); absent where nothing is looked at."""
-ALL_STEPS, A_SAMPLE = "all", "a sample"
 LIBRARY: Final = "collective_library"
 """Not a configuration key: the build of NCCL or RCCL that was loaded."""
 _VARIABLE: Final = "environment."
@@ -79,28 +79,27 @@ def compare(
     values: tuple[Values, Values],
     collectives: tuple[Sequence[CollectiveEntry], Sequence[CollectiveEntry]],
     paces: Sequence[Sequence[PaceFacts | None]],
+    rules: Rules,
     *,
-    judge_milliseconds: bool = False,
-    allows: Callable[[str], bool] = lambda _key: False,
     single: bool = True,
 ) -> Comparison:
     """Compare the candidate with the reference, which comes first in every pair of arguments.
 
     Args:
         paces: `pace` of each launch of a side.
-        judge_milliseconds: judge milliseconds across platforms too.
-        allows: whether the runs may differ in a key although it changes the work. Keys that it does not allow are
-            `unlike`.
+        rules: keys that change the work, and in which they do not allow the runs to differ, are `unlike`.
         single: a side is its run, and does not stand for launches that the caller warns of.
     """
     reference, candidate = (dataset.run for dataset in datasets)
     left, right = (side["overlap_ratio"].value if "overlap_ratio" in side else None for side in values)
-    not_judged = why_ratios_alone(*datasets, judge_milliseconds=judge_milliseconds)
+    not_judged = why_ratios_alone(*datasets, judge_milliseconds=rules.judge_milliseconds)
     facts_of = facts(reference), facts(candidate)
     differences = differing(*facts_of)
     null = [dataset.label for dataset, value in zip(datasets, (left, right), strict=True) if value is None]
     unlike = [
-        difference.key for difference in differences if changes_the_work(difference) and not allows(difference.key)
+        difference.key
+        for difference in differences
+        if changes_the_work(difference) and not rules.allows(difference.key)
     ]
     metrics, of_both = pairs(*values, not_judged), _collectives(*collectives, not_judged)
     if unlike:
@@ -205,22 +204,19 @@ def _pair(metric: Metric, left: Statistics, right: Statistics, not_judged: str |
         judgement, why = "neutral", "neither direction is good in itself"
     else:
         judgement = "better" if (difference > 0) == (metric.better == "higher") else "worse"
+    # A comparison repeats everything of a dataset but the medians of its ranks.
+    of_ranks = dict.fromkeys(("per_rank_median", "rank_spread", "rank_spread_reason"), ABSENT)
     return ComparedMetric(
         unit=metric.unit,
         better=metric.better,
-        reference=_without_ranks(left),
-        candidate=_without_ranks(right),
+        reference=msgspec.structs.replace(left, **of_ranks),
+        candidate=msgspec.structs.replace(right, **of_ranks),
         difference=difference,
         quotient=quotient,
         quotient_reason=undefined,
         judgement=judgement,
         judgement_reason=why,
     )
-
-
-def _without_ranks(side: Statistics) -> Statistics:
-    """Return what a comparison repeats of a dataset: everything but the medians of its ranks."""
-    return msgspec.structs.replace(side, per_rank_median=ABSENT, rank_spread=ABSENT, rank_spread_reason=ABSENT)
 
 
 def facts(run: Run) -> dict[str, object]:
@@ -248,7 +244,7 @@ def facts(run: Run) -> dict[str, object]:
 
 def observed_steps(every: str) -> str:
     """Return which steps `instrument.every` observes, as a fact."""
-    return ALL_STEPS if every == "1" else A_SAMPLE
+    return "all" if every == "1" else "a sample"
 
 
 def differing(left: Mapping[str, object], right: Mapping[str, object]) -> list[FactDifference]:
