@@ -193,7 +193,7 @@ def merge(options: argparse.Namespace) -> tuple[list[str], list[str], Causality]
     with trace_file(output, overwrite=options.overwrite) as writer, progress(len(traces), "merging") as done:
         for rank, alignment in alignments.items():
             captures = {index: trace for index, trace in enumerate(traces) if trace.rank == rank}
-            first, clock = next(iter(captures.values())), clocks.of(rank)
+            first, clock = next(iter(captures.values())), alignment.clock
             label = f"rank {rank} ({first.host or (clock.host if clock is not None else 'host unknown')})"
             record, parts = record_of(first, folders), list[str]()
             copied = CopiedEvents()

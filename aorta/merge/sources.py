@@ -290,26 +290,24 @@ class RankAlignment:
     """
 
     def __init__(self, clock: RankClock | None, align: Align, shift_ns: int = 0, *, one_host: bool = False) -> None:
-        self.one_host = one_host
+        self.clock, self.one_host = clock, one_host
         self._align, self._shift_ns = align, shift_ns
         self._injected = None if clock is None else clock.injected
-        self._clock = clock if clock is not None and clock.known else None
-        self.aligned = align == "start_profile" or (align == "clock" and (self._clock is not None or one_host))
+        self._known = clock if clock is not None and clock.known else None
+        self.aligned = align == "start_profile" or (align == "clock" and (self._known is not None or one_host))
 
     def to_reference(self, own_ns: int) -> int:
         """Correct `own_ns`, a time of the host's clock. A skew injected for tests (`clock.fake_*`) is applied first."""
         shown = own_ns if self._injected is None else self._injected.shown(own_ns)
         if self._align == "start_profile":
             return shown + self._shift_ns
-        if self._align == "none" or self._clock is None:
-            return shown
-        return self._clock.to_reference(shown)
+        return shown if self._align == "none" or self._known is None else self._known.to_reference(shown)
 
     def bound_ns(self, own_ns: int) -> int | None:
         """Bound on the error of the clock itself at that time, by whatever method it is aligned; None if unknown."""
-        if self._clock is None:
+        if self._known is None:
             return None
-        return self._clock.bound_ns(own_ns if self._injected is None else self._injected.shown(own_ns))
+        return self._known.bound_ns(own_ns if self._injected is None else self._injected.shown(own_ns))
 
     def move(self, event: Event, base_ns: int, new_base_ns: int) -> int | None:
         """Move `event` to the reference clock, in place. Both ends are corrected and the duration is their distance, so
@@ -335,10 +333,6 @@ class KnownClocks:
 
     sync: ClockSync | None = None
     source: Path | Literal["the traces"] | None = None
-
-    def of(self, rank: int) -> RankClock | None:
-        """Return what is known of `rank`; None if nothing is."""
-        return None if self.sync is None else self.sync.of(rank)
 
     def as_json(self, align: Align, alignments: Mapping[int, RankAlignment]) -> dict[str, object]:
         """Return what the merged trace says about clocks."""
@@ -398,7 +392,7 @@ def align_ranks(
 ) -> dict[int, RankAlignment]:
     """Return rank -> its alignment. What is unknown about a rank is added to `notes`."""
     ranks = sorted({trace.rank for trace in traces})
-    clocks = {rank: known.of(rank) for rank in ranks}
+    clocks = {rank: None if known.sync is None else known.sync.of(rank) for rank in ranks}
     hosts, shifts, one_host = {trace.host for trace in traces}, dict.fromkeys(ranks, 0), False
     if align == "start_profile":
         starts: dict[int, int] = {}
