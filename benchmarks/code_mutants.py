@@ -35,7 +35,7 @@ TESTS: Final = {
     "aorta.read.matching": ["tests/analysis/test_collective_metrics.py"],
     "aorta.analysis.compare.verdict": [
         "tests/analysis/compare/test_verdict.py",
-        "tests/analysis/compare/test_headline.py",
+        "tests/analysis/test_headline.py",
     ],
     "aorta.autopsy.disagreement": ["tests/autopsy/test_rules.py", "tests/autopsy/test_flight_recorder.py"],
     "aorta.autopsy.rules": ["tests/autopsy/test_rules.py", "tests/autopsy/test_flight_recorder.py"],

@@ -19,9 +19,8 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from aorta.analysis.cautions import alerts
-from aorta.analysis.compare.headline import UNLIKE, verdict_label
 from aorta.analysis.compare.verdict import ALL, NOT_TESTED, Rules
+from aorta.analysis.headline import NOT_ALIKE, alerts, headline, numbers, verdict_label
 from aorta.command_line import shown_path
 from aorta.documents import as_json, known
 from aorta.documents.comparison import SIDES, Comparison, Effect
@@ -102,6 +101,7 @@ class Candidates:
                 try:
                     comparison = comparisons[name] = compare(rules)
                     add_account(comparison, (reference, candidate), rules)
+                    comparison.headline, comparison.numbers = headline(comparison), numbers(comparison)
                 except InputError as error:
                     comparisons[name] = str(error)
                     other_work[name] = compare(replace(rules, allow_unlike=(ALL,)))
@@ -153,7 +153,7 @@ class Candidates:
             add(REFERENCE, "reference", comparison)
         for side in self.comparisons:
             if side in self.other_work:
-                add(self.names[side], "candidate", self.other_work[side], verdict=UNLIKE)
+                add(self.names[side], "candidate", self.other_work[side], verdict=NOT_ALIKE)
             elif side in self.judged:
                 effect = self.judged[side].metrics[JOB_STEP].test.effect
                 judged = {"change": effect, "interval": effect.bounded, "verdict": self.verdict(side)}

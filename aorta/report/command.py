@@ -15,10 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from aorta.analysis.compare.headline import is_comparable, leading, title
 from aorta.analysis.compare.rank_tests import least_launches
-from aorta.analysis.compare.verdict import NOT_TESTED, Rules
+from aorta.analysis.compare.verdict import NOT_TESTED, Rules, is_comparable
 from aorta.analysis.gate import add_gate_arguments, gate_text, judge
+from aorta.analysis.headline import leading, title
 from aorta.command_line import command, to_stderr, to_stdout
 from aorta.documents import known
 from aorta.documents.comparison import SIDES, Summary

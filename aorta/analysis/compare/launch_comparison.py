@@ -16,7 +16,6 @@ import numpy as np
 
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.causes import compare_accounts
-from aorta.analysis.compare.headline import headline, is_comparable, numbers
 from aorta.analysis.compare.launch_set import Launch, LaunchSet, Subject, launch_order
 from aorta.analysis.compare.rank_tests import LEAST_LAUNCHES
 from aorta.analysis.compare.run_comparison import (
@@ -40,6 +39,7 @@ from aorta.analysis.compare.verdict import (
     SEQUENCE,
     Rules,
     heed_means,
+    is_comparable,
     judge,
     launch_test,
     too_few,
@@ -240,24 +240,23 @@ def judged(
 def add_account(comparison: Comparison, sides: tuple[Subject, Subject], rules: Rules) -> None:
     """Add by how much each part of the step changed, and the cause, to a comparison, whose verdict heeds the means;
     nothing where the sides cannot be compared. A cause needs as many launches as a verdict at 5 %, in turns, also where
-    more candidates ask for more launches and a verdict for that reason says nothing of turns. Then nothing of the
-    comparison changes any more, and it is stated in its headline and numbers.
+    more candidates ask for more launches and a verdict for that reason says nothing of turns.
     """
-    if is_comparable(comparison):
-        before, after = (side.as_set() for side in sides)
-        few, order = min(len(before.launches), len(after.launches)), known(comparison.launch_order)
-        why_none = None if rules.allows(WORK) else unlike_work(*(side.dataset.run for side in sides))
-        if 1 < few < LEAST_LAUNCHES:
-            why_none = f"None is named: it takes {LEAST_LAUNCHES} launches per side."
-        elif few > 1 and order is not None and not (order.comparable or rules.assume_no_drift):
-            why_none = f"None is named: {order.reason}."
-        step = comparison.metrics.get(GUARD)
-        headline_ms = step.difference or 0.0 if step is not None and step.verdict in DECIDED else 0.0
-        comparison.account = compare_accounts(
-            before.accounts, after.accounts, comparison.manifest_differences, why_none, headline_ms
-        )
-        heed_means(comparison)
-    comparison.headline, comparison.numbers = headline(comparison), numbers(comparison)
+    if not is_comparable(comparison):
+        return
+    before, after = (side.as_set() for side in sides)
+    few, order = min(len(before.launches), len(after.launches)), known(comparison.launch_order)
+    why_none = None if rules.allows(WORK) else unlike_work(*(side.dataset.run for side in sides))
+    if 1 < few < LEAST_LAUNCHES:
+        why_none = f"None is named: it takes {LEAST_LAUNCHES} launches per side."
+    elif few > 1 and order is not None and not (order.comparable or rules.assume_no_drift):
+        why_none = f"None is named: {order.reason}."
+    step = comparison.metrics.get(GUARD)
+    headline_ms = step.difference or 0.0 if step is not None and step.verdict in DECIDED else 0.0
+    comparison.account = compare_accounts(
+        before.accounts, after.accounts, comparison.manifest_differences, why_none, headline_ms
+    )
+    heed_means(comparison)
 
 
 def _warnings(

@@ -284,6 +284,13 @@ def judge(metrics: Metrics, rules: Rules, values: Values, withheld: tuple[str, s
     return verdict, f"{label}: {primary.test.verdict_reason}"
 
 
+def is_comparable(comparison: Comparison) -> bool:
+    """Return whether a difference between the sides is one of what they ran: they did the same work, took turns, and
+    had settled.
+    """
+    return not comparison.unlike and comparison.verdict not in WITHHELD
+
+
 def changes_of(comparison: Comparison, name: str) -> tuple[AccountChange, float] | None:
     """Return how the mean of step time (`GUARD`) or exposed time changed, and by which share the median did; None where
     the mean did not, by its interval and the margin, or the median is not tested.

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from aorta.analysis.compare.headline import MOST_WORDS, evidence, headline, numbers, title
 from aorta.analysis.compare.verdict import DECIDED, heed_means
 from aorta.analysis.gate import evaluate, parse_condition
+from aorta.analysis.headline import MOST_WORDS, evidence, headline, numbers, title
 from aorta.documents import ABSENT
 from aorta.documents.comparison import (
     AccountChange,
