@@ -131,10 +131,9 @@ def change_of(words: Words, reference: Sequence[float], candidate: Sequence[floa
     (Biometrika 34, 1947, degrees of freedom by Satterthwaite), as turns without a meaning cost half of the freedom.
     """
     before, after = (np.asarray(values, float) for values in (reference, candidate))
-    change = PartChange(words, float(before.mean()), float(after.mean()))
-    least = min(len(before), len(after))
+    means, least = (float(before.mean()), float(after.mean())), min(len(before), len(after))
     if least < 2:
-        return change
+        return PartChange(words, *means)
     in_proportion = False
     if least >= _LEAST_OF_SCALE and min(before.min(), after.min()) > 0:
         sides, logs = (before, after), (np.log(before), np.log(after))
@@ -143,16 +142,16 @@ def change_of(words: Words, reference: Sequence[float], candidate: Sequence[floa
         )
         in_proportion = bool(np.exp(np.concatenate(logs).mean()) ** 2 * of_logs < spread)
         before, after = logs if in_proportion else sides
-    change = change._replace(estimate=float(after.mean() - before.mean()), in_proportion=in_proportion)
+    freedom = 1.0
     if len(before) == len(after) and float(np.cov(before, after)[0, 1]) > 0:
-        error = float((after - before).std(ddof=1)) / len(before) ** 0.5
-        return change._replace(error=error, freedom=len(before) - 1)
-    variances = [float(values.var(ddof=1)) / len(values) for values in (before, after)]
-    total = sum(variances)
-    if total == 0:
-        return change._replace(error=0.0)
-    freedom = total**2 / sum(v**2 / (len(side) - 1) for v, side in zip(variances, (before, after), strict=True))
-    return change._replace(error=total**0.5, freedom=freedom)
+        error, freedom = float((after - before).std(ddof=1)) / len(before) ** 0.5, len(before) - 1
+    else:
+        variances = [float(values.var(ddof=1)) / len(values) for values in (before, after)]
+        total = sum(variances)
+        error = total**0.5
+        if total:
+            freedom = total**2 / sum(v**2 / (len(side) - 1) for v, side in zip(variances, (before, after), strict=True))
+    return PartChange(words, *means, float(after.mean() - before.mean()), error, freedom, in_proportion)
 
 
 def changes(reference: Side, candidate: Side, depth: int, below: Words = ()) -> list[PartChange]:

@@ -198,6 +198,7 @@ class _Reader:
             self._ranks.append(_Rank(tables, steps, None if one_host or not clock else clock.correction_ns(start_ns)))
         self._run, self._network, self._steps = run, network, steps
         self._layouts: dict[RankLayout, int] = {}
+        self._numbers = tuple(rank.tables.source.rank for rank in self._ranks)
         self._schedules: dict[tuple[int, ...], Schedule] = {}
         self._on_host = run.source.timer == HOST_TIMER
         self._law = network is not None and self._on_host and one_host
@@ -213,7 +214,7 @@ class _Reader:
             busy_ns[lane] = until_ns
         recorded = [rank.tables.steps.take(np.array(rank.rows)) for rank in self._ranks]
         return RunProgram(
-            ranks=tuple(rank.tables.source.rank for rank in self._ranks),
+            ranks=self._numbers,
             world_size=self._run.health.world_size,
             layouts=tuple(self._layouts),
             steps=steps,
@@ -233,9 +234,8 @@ class _Reader:
     def _step(self, index: int) -> StepProgram:
         made = [self._rank_step(rank, index) for rank in self._ranks]
         layouts, global_step = tuple(of_rank.layout for of_rank in made), int(self._steps[index])
-        ranks = [rank.tables.source.rank for rank in self._ranks]
         try:
-            rows = schedule_of(self._schedules, ranks, global_step, layouts, self._layouts)
+            rows = schedule_of(self._schedules, self._numbers, global_step, layouts, self._layouts)
         except InputError as error:
             raise _not_replayable(self._run, error) from error
         count = max(len(of_rank.by_backend) for of_rank in made)
