@@ -335,8 +335,8 @@ def _said_of(reference: Side, candidate: Side, part: PartChange) -> tuple[Words,
         growth: defaultdict[int, float] = defaultdict(float)
         for sign, side in ((-1, reference), (1, candidate)):
             for account in side:
-                for rank, total in account.waited_for.items():
-                    growth[rank] += sign * total / account.rank_steps / len(side)
+                for peer, total in account.waited_for.items():
+                    growth[peer] += sign * total / account.rank_steps / len(side)
         late = _most_of(growth, part.ms)
         before, after = ([a.ranks[late] for a in side if late in a.ranks] for side in (reference, candidate))
         own = [part for part in changes(before, after, 1) if part.words != (EXPOSED,)] if before and after else []

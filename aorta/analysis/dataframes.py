@@ -191,10 +191,7 @@ def _frame(
     rows, every, of_row = piece.frame, run.collectives.names, matched.by.of_row
 
     def as_objects(words: Sequence[object], codes: np.ndarray = rows.name) -> pd.Series[Any]:
-        table = np.empty(len(words), dtype=object)
-        for index, word in enumerate(words):  # one by one: a word may be a tuple, which numpy takes for a row
-            table[index] = word
-        return pd.Series(table[codes], dtype="object")
+        return pd.Series(words, dtype="object").iloc[codes].reset_index(drop=True)
 
     kind = as_objects([name.kind for name in every])
     size_bytes = as_objects([name.bytes for name in every]).astype("int64")

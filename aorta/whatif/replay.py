@@ -131,51 +131,33 @@ def schedule(ranks: Sequence[int], layouts: Sequence[RankLayout]) -> Schedule:
         and all(len(set(position_of.values())) == 1 for position_of in met.values())
         and len({len(layout.issued) for layout in layouts}) == 1
     )
-    if not alike:
-        return _in_turn(ranks, layouts, instances, met)
-    everyone = slice(0, len(layouts))
+    # Ranks that all do the same go on together; of others each goes on until it waits for what not all have issued.
+    parts = [range(len(layouts))] if alike else [range(column, column + 1) for column in range(len(layouts))]
     rows: Schedule = []
-    seen = set[int]()
-    for index, operation in enumerate(layouts[0].operations):
-        if operation.what is What.WAIT and not operation.back and operation.position not in seen:
-            raise InputError(f"a step waits for its collective {operation.position} before issuing it")
-        rows.append(Act(index, *operation, everyone))
-        if operation.what is What.ISSUE:
-            seen.add(operation.position)
-            chosen = dict.fromkeys(of_rank[operation.position] for of_rank in instances)
-            rows.append(_batch([met[instance] for instance in chosen], layouts))
-    return rows
-
-
-def _in_turn(
-    ranks: Sequence[int],
-    layouts: Sequence[RankLayout],
-    instances: list[list[_Instance]],
-    met: dict[_Instance, dict[int, int]],
-) -> Schedule:
-    """Return rows of single ranks: each continues until it waits for a collective that not all its ranks issued."""
-    rows: Schedule = []
-    next_of = [0] * len(layouts)
-    missing = {instance: len(positions) for instance, positions in met.items()}
+    done = [0] * len(parts)
+    missing = {instance: len(position_of) for instance, position_of in met.items()}
     moved = True
     while moved:
         moved = False
-        for column, layout in enumerate(layouts):
-            for operation in layout.operations[next_of[column] :]:
-                instance = (
-                    instances[column][operation.position] if operation.position >= 0 and not operation.back else None
-                )
-                if operation.what is What.WAIT and instance is not None and missing[instance]:
+        for number, part in enumerate(parts):
+            for operation in layouts[part.start].operations[done[number] :]:
+                of_step = operation.position >= 0 and not operation.back
+                reached = [instances[column][operation.position] for column in part] if of_step else []
+                if operation.what is What.WAIT and any(missing[instance] for instance in reached):
                     break
-                rows.append(Act(next_of[column], *operation, slice(column, column + 1)))
-                next_of[column] += 1
+                rows.append(Act(done[number], *operation, slice(part.start, part.stop)))
+                done[number] += 1
                 moved = True
-                if operation.what is What.ISSUE and instance is not None:
-                    missing[instance] -= 1
-                    if not missing[instance]:
-                        rows.append(_batch([met[instance]], layouts))
-    stuck = [rank for rank, done, layout in zip(ranks, next_of, layouts, strict=True) if done < len(layout.operations)]
-    if stuck:
+                if operation.what is What.ISSUE:
+                    for instance in reached:
+                        missing[instance] -= 1
+                    if whole := [met[instance] for instance in dict.fromkeys(reached) if not missing[instance]]:
+                        rows.append(_batch(whole, layouts))
+    waiting = zip(parts, done, strict=True)
+    if stuck := [ranks[column] for part, at in waiting for column in part if at < len(layouts[column].operations)]:
+        if alike:
+            waited_for = layouts[0].operations[done[0]].position
+            raise InputError(f"a step waits for its collective {waited_for} before issuing it")
         raise InputError(
             f"rank(s) {', '.join(map(str, stuck[:8]))} wait for collectives that are issued only after their waits: "
             "the programs of the ranks do not fit each other"
