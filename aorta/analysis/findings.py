@@ -43,7 +43,7 @@ from aorta.analysis.account import (
 )
 from aorta.analysis.aggregate import LabelledRun, job_step_times
 from aorta.analysis.collective_metrics import behind_others
-from aorta.analysis.pace import level_change, slow_steps
+from aorta.analysis.pace import doubled_ranks, level_change, slow_steps
 from aorta.command_line import name_ranks
 from aorta.documents import known
 from aorta.documents.dataset import DatasetEntry
@@ -141,8 +141,7 @@ def later_than(values: Floats, least: float, level: float) -> bool:
     beyond = values[values != least] - least
     if not len(beyond) or float(np.median(values)) <= least:
         return False
-    _, inverse, counts = np.unique(np.abs(beyond), return_inverse=True, return_counts=True)
-    doubled = (2 * np.cumsum(counts) - counts + 1)[inverse]  # twice the rank, of equal ones the mean
+    doubled = doubled_ranks(np.abs(beyond))
     total = int(doubled[beyond > 0].sum())
     if len(beyond) > _EXACT:
         deviation = float(np.sqrt((doubled.astype(float) ** 2).sum())) / 2

@@ -273,6 +273,15 @@ _EXPLAINS: Final = 0.8
 _FEW: Final = 5
 
 
+def doubled_ranks(values: Floats) -> Ints:
+    """Return twice the rank of each value, from 1; tied values share their mean rank, and NaN has the mean of all."""
+    known = ~np.isnan(values)
+    doubled = np.full(len(values), int(known.sum()) + 1)
+    _, inverse, counts = np.unique(values[known], return_inverse=True, return_counts=True)
+    doubled[known] = (2 * np.cumsum(counts) - counts + 1)[inverse]
+    return doubled
+
+
 class LevelChange(NamedTuple):
     """The median of the `first` steps after the warm-up, and that of all others."""
 
@@ -299,10 +308,8 @@ def level_change(times_ms: Floats) -> LevelChange | None:
     count = len(times_ms)
     if count < 2:
         return None
-    _, value, alike = np.unique(times_ms, return_inverse=True, return_counts=True)
-    rank = (np.cumsum(alike) - (alike - 1) / 2)[value]
     before = np.arange(1, count)
-    if _chance(rank) > _ALPHA:
+    if _chance(doubled_ranks(times_ms)) > _ALPHA:
         return None
     clipped = np.clip(times_ms, *np.percentile(times_ms, [10, 90]))
     apart = (np.cumsum(clipped)[:-1] - before * clipped.mean()) ** 2 / (before * (count - before))
@@ -313,18 +320,18 @@ def level_change(times_ms: Floats) -> LevelChange | None:
     return LevelChange(first, count, before_ms, after_ms)
 
 
-def _chance(rank: Floats) -> float:
+def _chance(doubled: Ints) -> float:
     """Return the p of a change: of the largest Mann-Whitney statistic of any cut, in all orders of so many steps."""
-    count = len(rank)
+    count = len(doubled)
     before = np.arange(1, count)
 
-    def largest(ranks: Floats) -> Floats:
-        return np.asarray(np.abs(2 * np.cumsum(ranks, -1)[..., :-1] - before * (count + 1)).max(-1))
+    def largest(doubled: Ints) -> Ints:
+        return np.asarray(np.abs(np.cumsum(doubled, -1)[..., :-1] - before * (count + 1)).max(-1))
 
-    seen = largest(rank)
+    seen = float(largest(doubled))
     if count > _FEW_STEPS:
         return float(2 * np.exp(-6 * seen**2 / (count**3 + count**2)))
-    orders = np.random.default_rng(0).permuted(np.tile(rank, (_ORDERS, 1)), axis=1)
+    orders = np.random.default_rng(0).permuted(np.tile(doubled, (_ORDERS, 1)), axis=1)
     return float((largest(orders) >= seen).mean())
 
 

@@ -118,7 +118,7 @@ class TrackIdentity:
     def __init__(self, rank: int, label: str, main_pid: int | None = None) -> None:
         self.rank, self.label = rank, label
         self._main_pid = main_pid
-        self._pids: dict[bytes, int] = {}
+        self._pids: dict[bytes, tuple[int, int]] = {}  # pid, and where it is sorted
         self._tids: dict[tuple[bytes, bytes], int] = {}
         self._stated: set[tuple[str, int | None]] = set()  # what a trace says of which pid or tid
         self._used_tids: set[int] = set()
@@ -135,9 +135,9 @@ class TrackIdentity:
             count = len(self._pids)
             if count >= PIDS_PER_RANK:
                 raise InputError(f"rank {self.rank}: its traces name more than {PIDS_PER_RANK} processes")
-            first = self._main_pid is not None and not count
-            self._pids[raw] = cast(int, self._main_pid) if first else (self.rank + 1) * PIDS_PER_RANK + count
-        pid = self._pids[raw]
+            order = (self.rank + 1) * PIDS_PER_RANK + count
+            self._pids[raw] = order if count or self._main_pid is None else self._main_pid, order
+        pid, order = self._pids[raw]
         event["pid"] = msgspec.Raw(b"%d" % pid)
         metadata = bytes(event.get("ph", b"")) == b'"M"'
         tid = None
@@ -164,30 +164,27 @@ class TrackIdentity:
                 name = self._name(raw, _decoded(bytes(args.get("name", b"null"))))
                 args |= {"name": name, "original_pid": _decoded(raw)}
             elif what == "process_sort_index":
-                args["sort_index"] = self._sort_index(raw)
+                args["sort_index"] = order
             event["args"] = msgspec.Raw(msgspec.json.encode(args))
 
     def missing_names(self) -> Iterator[dict[str, Any]]:
         """Yield metadata events for processes and threads that the traces did not name."""
-        for raw, pid in self._pids.items():
+        for raw, (pid, order) in self._pids.items():
             if ("process_name", pid) not in self._stated:
                 args = {"name": self._name(raw, None), "original_pid": _decoded(raw)}
                 yield metadata_event("process_name", pid, args)
             if ("process_sort_index", pid) not in self._stated:
-                yield metadata_event("process_sort_index", pid, {"sort_index": self._sort_index(raw)})
+                yield metadata_event("process_sort_index", pid, {"sort_index": order})
         for (raw, thread), tid in self._tids.items():
             if tid in self._used_tids and ("thread_name", tid) not in self._stated:
                 args = {"name": str(_decoded(thread)), "original_tid": _decoded(thread)}
-                yield metadata_event("thread_name", self._pids[raw], args, tid)
+                yield metadata_event("thread_name", self._pids[raw][0], args, tid)
 
     def _name(self, raw: bytes, name: object) -> str:
         """Name a process: the rank's first gets the label of the rank, the others append their own name to it."""
         if next(iter(self._pids)) == raw:
             return self.label
         return f"{self.label}: {name or 'process'} {_decoded(raw)}".rstrip()
-
-    def _sort_index(self, raw: bytes) -> int:
-        return (self.rank + 1) * PIDS_PER_RANK + list(self._pids).index(raw)
 
     def _id(self, trace: int, raw: bytes) -> int:
         base = trace * 2 * _IDS_PER_TRACE

@@ -17,8 +17,9 @@ from typing import Final
 
 import numpy as np
 
+from aorta.analysis.pace import doubled_ranks
 from aorta.documents.comparison import Effect, EffectKind
-from aorta.read.frames import Bools, Floats, Ints
+from aorta.read.frames import Bools, Floats
 
 LEAST_LAUNCHES: Final = 4
 """Launches per side. With three against three the smallest two-sided Mann-Whitney p is 2 / C(6, 3) = 0.10."""
@@ -40,15 +41,6 @@ def p_values(reference: int, candidate: int) -> Floats:
     least = candidate * (candidate + 1)  # twice the smallest sum of ranks, where U is 0
     table = rank_sum_p_values(tuple(range(2, 2 * (reference + candidate) + 1, 2)), candidate)
     return table[least : least + 2 * reference * candidate + 1 : 2]
-
-
-def doubled_ranks(values: Floats) -> Ints:
-    """Return twice the rank of each value, from 1; tied values share their mean rank, and NaN has the mean of all."""
-    known = ~np.isnan(values)
-    doubled = np.full(len(values), int(known.sum()) + 1)
-    _, inverse, counts = np.unique(values[known], return_inverse=True, return_counts=True)
-    doubled[known] = (2 * np.cumsum(counts) - counts + 1)[inverse]
-    return doubled
 
 
 @lru_cache(maxsize=256)
