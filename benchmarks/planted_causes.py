@@ -39,7 +39,7 @@ from aorta.analysis.causes import compare_accounts
 from aorta.analysis.compare.launch_set import MOST, drift_inflation, read_subjects
 from aorta.analysis.compare.rank_tests import LEAST_LAUNCHES
 from aorta.analysis.compare.verdict import Rules
-from aorta.analysis.findings import stragglers_of, waits_for_each
+from aorta.analysis.findings import stragglers_of
 from aorta.documents.comparison import AccountChange
 from aorta.documents.dataset import DatasetEntry
 from aorta.read.engines import Local
@@ -169,7 +169,7 @@ def read(folder: Path, name: str) -> list[Launch]:
         dataset = LabelledRun(name, load_run(run, Local(1), exposed=True))
         account = account_of(dataset)
         assert isinstance(account, StepAccount), f"{run}: {account}"
-        said = stragglers_of(dataset, account, *waits_for_each(dataset, account))
+        said, *_ = stragglers_of(dataset, account)
         watches = [json.loads(file.read_text()) for file in folder.glob(f"stopwatch/{name}-{run.name}-*.json")]
         means = (
             {key: float(np.mean([watch[key] for watch in watches])) for key in watches[0] if key != "all"}

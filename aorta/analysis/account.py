@@ -104,10 +104,9 @@ def account_of(dataset: LabelledRun) -> StepAccount | str:
             if (differs := differs_from_rows(of_rank)) is not None:
                 return f"rank {rank}: {differs}"
         _add_exposed(whole, dataset, exposed)
-    if dataset.run.health.is_alone:  # its calls communicate with nobody
-        for own in whole.ranks.values():
-            own.leaves = _without_peers(own.leaves)
     for own in whole.ranks.values():
+        if dataset.run.health.is_alone:  # its calls communicate with nobody
+            own.leaves = _without_peers(own.leaves)
         whole.rank_steps += own.rank_steps
         whole.window_ns += own.window_ns
         whole.leaves += own.leaves
@@ -209,8 +208,9 @@ def rank_times(accounts: Sequence[StepAccount]) -> list[RankTimes]:
     rows = []
     for rank in sorted({rank for account in accounts for rank in account.ranks}):
         own = [account.ranks[rank] for account in accounts if rank in account.ranks]
-        parts = [mean([of_launch.ms().get((part,), 0.0) for of_launch in own]) for part in PARTS]
-        rows.append(RankTimes(rank, mean([of_launch.step_ms for of_launch in own]), *parts))
+        parts = [[of_launch.ms().get((part,), 0.0) for of_launch in own] for part in PARTS]
+        means = np.mean([[of_launch.step_ms for of_launch in own], *parts], axis=1)
+        rows.append(RankTimes(rank, *means.tolist()))
     return rows
 
 
@@ -260,7 +260,7 @@ def as_document(accounts: Sequence[StepAccount] | str) -> Account:
     """Return what `summary.json` has of the launches of one dataset; means over them."""
     if isinstance(accounts, str):
         return Account(reason=accounts)
-    step_ms = mean([account.step_ms for account in accounts])
+    step_ms = float(np.mean([account.step_ms for account in accounts]))
     return Account(
         reason=None,
         launches=len(accounts),
@@ -274,11 +274,6 @@ def _document(accounts: Sequence[StepAccount], step_ms: float, below: Words) -> 
     parts, means = [], [account.ms(len(below) + 1, below) for account in accounts]
     for words in dict.fromkeys(words for of_launch in means for words in of_launch):
         if words != below:
-            ms = mean([of_launch.get(words, 0.0) for of_launch in means])
+            ms = float(np.mean([of_launch.get(words, 0.0) for of_launch in means]))
             parts.append(AccountPart(words[-1], ms, ms / step_ms, _document(accounts, step_ms, words)))
     return sorted(parts, key=lambda part: -part.ms)
-
-
-def mean(values: Sequence[float]) -> float:
-    """Return the mean."""
-    return float(np.mean(values))

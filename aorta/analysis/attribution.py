@@ -177,9 +177,6 @@ def _rows(dimension: str, before: Totals | None, after: Totals, *, bucketed: boo
     of_before = Counter[str]() if before is None else before.by_name(dimension, bucketed=bucketed)
     total = after.ms(after.sums.exposed_ns) - (0.0 if before is None else before.ms(before.sums.exposed_ns))
 
-    def means(name: str) -> tuple[float, float]:
-        return 0.0 if before is None else before.ms(of_before[name]), after.ms(of_after[name])
-
     def row(what: str, left: float, right: float) -> ExposedRow:
         share = (right - left) / total if total and dimension != COMPUTING else None
         made = ExposedRow(what, right, share)
@@ -187,7 +184,10 @@ def _rows(dimension: str, before: Totals | None, after: Totals, *, bucketed: boo
             made.reference_ms, made.difference_ms = left, right - left
         return made
 
-    names = {name: means(name) for name in dict.fromkeys([*of_before, *of_after])}
+    names = {
+        name: (0.0 if before is None else before.ms(of_before[name]), after.ms(of_after[name]))
+        for name in dict.fromkeys([*of_before, *of_after])
+    }
     ordered = sorted(names, key=lambda name: (-abs(names[name][1] - names[name][0]), name))
     shown, others = ordered[:SHOWN_ROWS], ordered[SHOWN_ROWS:]
     listed = [row(name, *names[name]) for name in shown]

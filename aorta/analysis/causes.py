@@ -29,7 +29,6 @@ from aorta.analysis.account import (
     StepAccount,
     Words,
     in_words,
-    mean,
 )
 from aorta.documents.comparison import NOT_SET, AccountChange, AccountComparison, FactDifference
 from aorta.documents.formatting import TEXT, first_upper, json_text
@@ -367,7 +366,7 @@ def _on_rank(reference: Side, candidate: Side, part: PartChange) -> tuple[int | 
     growth = {}
     for rank in sorted(set.intersection(*(set(account.ranks) for account in (*reference, *candidate)))):
         before, after = (
-            mean([account.ranks[rank].ms(len(part.words)).get(part.words, 0.0) for account in side])
+            float(np.mean([account.ranks[rank].ms(len(part.words)).get(part.words, 0.0) for account in side]))
             for side in (reference, candidate)
         )
         growth[rank] = after - before

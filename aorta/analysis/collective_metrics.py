@@ -62,10 +62,9 @@ class FirstWaits:
 
     def __init__(self, run: Run, cutoffs_ns: Iterable[int]) -> None:
         self.steps = np.unique(run.steps.global_step)
-        self._ranks = np.array(list(run.ranks), np.int64)
-        self._order = np.argsort(self._ranks)  # ranks are in the order of their sources
+        self._columns = {rank: column for column, rank in enumerate(run.ranks)}
         self.margin_ns = max(cutoffs_ns, default=STALL_CUTOFF_NS)
-        self.late_ms = np.full((len(self.steps), len(self._ranks)), np.nan)
+        self.late_ms = np.full((len(self.steps), len(self._columns)), np.nan)
         self._counted = ends_on_their_own(run)
 
     def add(self, rows: CollectiveRows, match: MatchedCollectives) -> None:
@@ -79,7 +78,7 @@ class FirstWaits:
         for number, index in zip(chosen.tolist(), waited[first].tolist(), strict=True):
             members = by.order[by.starts[index] : by.starts[index] + by.sizes[index]]
             waits_ms = match.wait_or_reason[members][None, :] / NS_PER_MS
-            columns = self._order[np.searchsorted(self._ranks, rows.rank[members], sorter=self._order)]
+            columns = [self._columns[rank] for rank in rows.rank[members].tolist()]
             self.late_ms[np.searchsorted(self.steps, number), columns] = behind_others(waits_ms)[0]
 
 

@@ -18,7 +18,6 @@ from aorta.documents.formatting import TEXT
 from aorta.read.frames import Bools, Floats, Ints
 from aorta.read.run import Run
 from aorta.records.schema import DeviceSample
-from aorta.timeline.arrays import IntervalArray
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -59,9 +58,9 @@ def samples_of(run: Run) -> DeviceSamples:
     rows = [(rank, *sample) for rank, tables in run.ranks.items() for sample in tables.details.device_samples()]
     rows.sort(key=lambda row: (row[0], row[1].start_mono_ns))
     samples = [sample for _, sample, _ in rows]
-    throttled = [None if sample.throttle is None else float(bool(sample.throttle)) for sample in samples]
     values = [
-        [*(getattr(sample, name) for name in VALUES), flag] for sample, flag in zip(samples, throttled, strict=True)
+        [*(getattr(sample, name) for name in VALUES), None if sample.throttle is None else float(bool(sample.throttle))]
+        for sample in samples
     ]
     table = np.array(values, np.float64).reshape(len(rows), len(STEP_COLUMNS))
     return DeviceSamples(
@@ -93,38 +92,34 @@ def step_columns(run: Run, samples: DeviceSamples) -> dict[str, Floats]:
     """Return `STEP_COLUMNS` for every rank-step: means over the samples taken within the step, or the nearest sample.
     `device_throttled` is 1.0 where any of them was throttled, 0.0 where none was, NaN where none says.
     """
-    steps, rank_of_step = run.steps, run.rank_of_step
+    steps = run.steps
     columns = np.full((len(steps), len(STEP_COLUMNS)), np.nan)
     for rank, tables in run.ranks.items():
         own = np.flatnonzero((samples.rank == rank) & ~samples.failed)
         if not len(own):
             continue
         own = own[np.argsort(samples.middle_ns[own], kind="stable")]
+        at, values = samples.middle_ns[own], samples.values[own]
         telemetry = tables.source.device_telemetry
-        limit = ((telemetry.interval_s if telemetry is not None else None) or _DEFAULT_INTERVAL_S) * _NS_PER_S
-        rows = np.flatnonzero(rank_of_step == rank)
-        spans = IntervalArray(steps.start_mono_ns[rows], steps.end_mono_ns[rows])
-        columns[rows] = _joined(spans, samples.middle_ns[own], samples.values[own], limit)
+        limit_ns = ((telemetry.interval_s if telemetry is not None else None) or _DEFAULT_INTERVAL_S) * _NS_PER_S
+        rows = np.flatnonzero(run.rank_of_step == rank)
+        start_ns, end_ns = steps.start_mono_ns[rows], steps.end_mono_ns[rows]
+        ends = (np.searchsorted(at, time_ns).tolist() for time_ns in (start_ns, end_ns))
+        for row, begun_ns, ended_ns, first, behind in zip(
+            rows.tolist(), start_ns.tolist(), end_ns.tolist(), *ends, strict=True
+        ):
+            taken = values[first:behind]
+            if behind <= first:
+                middle = (begun_ns + ended_ns) // 2
+                near = [index for index in (first - 1, first) if 0 <= index < len(at)]
+                nearest = min(near, key=lambda index: abs(int(at[index]) - middle))
+                taken = values[nearest : nearest + 1] if abs(int(at[nearest]) - middle) <= limit_ns else taken
+            known = ~np.isnan(taken)
+            counts = known.sum(axis=0)
+            np.divide(np.where(known, taken, 0).sum(axis=0), counts, out=columns[row], where=counts > 0)
+            if counts[-1]:
+                columns[row, -1] = np.nanmax(taken[:, -1])
     return dict(zip(STEP_COLUMNS, columns.T, strict=True))
-
-
-def _joined(steps: IntervalArray, at: Ints, values: Floats, limit_ns: float) -> Floats:
-    """Return for each step the combined rows of `values` (taken at times `at`, ascending) that belong to it."""
-    joined = np.full((len(steps.start), values.shape[1]), np.nan)
-    low, high = np.searchsorted(at, steps.start), np.searchsorted(at, steps.end)
-    for row, (first, behind) in enumerate(zip(low.tolist(), high.tolist(), strict=True)):
-        taken = values[first:behind]
-        if behind <= first:
-            middle = (int(steps.start[row]) + int(steps.end[row])) // 2
-            near = [index for index in (first - 1, first) if 0 <= index < len(at)]
-            nearest = min(near, key=lambda index: abs(int(at[index]) - middle))
-            taken = values[nearest : nearest + 1] if abs(int(at[nearest]) - middle) <= limit_ns else taken
-        known = ~np.isnan(taken)
-        counts = known.sum(axis=0)
-        np.divide(np.where(known, taken, 0).sum(axis=0), counts, out=joined[row], where=counts > 0)
-        if counts[-1]:
-            joined[row, -1] = np.nanmax(taken[:, -1])
-    return joined
 
 
 def devices_entry(run: Run, samples: DeviceSamples) -> DeviceFacts:

@@ -93,19 +93,19 @@ def explain(dataset: LabelledRun, entry: DatasetEntry, account: StepAccount | st
     if isinstance(account, str):
         entry.account, entry.stragglers = as_document(account), Stragglers(reason=account, ranks=[])
     else:
-        steps, cost_ms, unknown_ms = waits_for_each(dataset, account)
         entry.account, entry.rank_times = as_document([account]), rank_times([account])
-        entry.stragglers = stragglers_of(dataset, account, steps, cost_ms, unknown_ms)
+        entry.stragglers, steps, cost_ms = stragglers_of(dataset, account)
     entry.findings = [*uneven_steps(dataset, steps, cost_ms)]
     entry.findings += [finding for rule in RULES for finding in rule(dataset, entry)]
     entry.findings += () if isinstance(account, str) else idle_cause(dataset, account)
 
 
-def waits_for_each(dataset: LabelledRun, account: StepAccount) -> tuple[Ints, Floats, float]:
-    """Return the steps that all ranks recorded, how much less exposed waiting each rank has in them than the median of
-    the others, and exposed communication a step of the rank with most of it of which waiting is not known, in ms.
+def stragglers_of(dataset: LabelledRun, account: StepAccount) -> tuple[Stragglers, Ints, Floats]:
+    """Return which ranks hold the others up, and what they do longer than these; the steps that all ranks recorded; and
+    how much less exposed waiting each rank has in them than the median of the others, in ms.
     """
-    numbers, ranks = dataset.run.steps.global_step, len(dataset.run.ranks)
+    run, first = dataset.run, dataset.collectives.first_waits
+    numbers, ranks = run.steps.global_step, len(run.ranks)
     steps, counts = np.unique(numbers[dataset.used], return_counts=True)
     steps = steps[counts == ranks]
     common = dataset.used & np.isin(numbers, steps)  # by rank, then step
@@ -113,24 +113,15 @@ def waits_for_each(dataset: LabelledRun, account: StepAccount) -> tuple[Ints, Fl
         of_step[common].reshape(ranks, len(steps)).T for of_step in (account.waited_ns, account.unknown_ns)
     )
     most_ns = int(unknown_ns.sum(axis=0).max(initial=0)) / max(len(steps), 1)  # no step may be on all ranks
-    return steps, behind_others(waited_ns / NS_PER_MS), most_ns / NS_PER_MS
-
-
-def stragglers_of(
-    dataset: LabelledRun, account: StepAccount, steps: Ints, cost_ms: Floats, unknown_ms: float
-) -> Stragglers:
-    """Return which ranks hold the others up, and what they do longer than these; see `waits_for_each`."""
-    run, first = dataset.run, dataset.collectives.first_waits
-    late = first.late_ms[np.searchsorted(first.steps, steps)]
-    busy = {}
+    late_ms, cost_ms = first.late_ms[np.searchsorted(first.steps, steps)], behind_others(waited_ns / NS_PER_MS)
+    unknown_ms, margin_ms, busy = most_ns / NS_PER_MS, first.margin_ns / NS_PER_MS, {}
     for rank, own in account.ranks.items():
         parts = own.ms(2)
         busy[rank] = sum(ms for (part, what), ms in parts.items() if part in (COMPUTATION, OUTSIDE) and what != "data")
-    margin_ms = first.margin_ns / NS_PER_MS
-    stragglers = name_stragglers(list(run.ranks), late, cost_ms, unknown_ms, margin_ms, busy, account.step_ms)
+    stragglers = name_stragglers(list(run.ranks), late_ms, cost_ms, unknown_ms, margin_ms, busy, account.step_ms)
     for straggler in stragglers.ranks:
         straggler.because = longer_than_others(account, straggler.rank)
-    return stragglers
+    return stragglers, steps, cost_ms
 
 
 def later_than(values: Floats, least: float, level: float) -> bool:

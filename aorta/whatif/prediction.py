@@ -14,6 +14,7 @@ import math
 import shlex
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, Literal, TypeAlias
 
@@ -373,10 +374,8 @@ def gains(
     hidden_ms = np.maximum(base.times.job_step_ns() - overlapped_ns, 0) / NS_PER_MS
     bounds.append(entry("bound", "perfect overlap", None, hidden_ms))
     for text, words in _NETWORKS.items():
-        try:
+        with suppress(InputError):  # of a real network the latency is not known
             tried.append(replayed("network", words, *parse_changes([text])))
-        except InputError:  # of a real network the latency is not known
-            continue
     worth = []
     for gain in tried:
         if differing and _LAUNCHED_BY[gain.change or ""].issuperset(differing):

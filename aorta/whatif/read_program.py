@@ -20,7 +20,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial, reduce
 from pathlib import Path
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -48,8 +48,6 @@ from aorta.whatif.replay import LONG_AGO, CollectiveBatch, Schedule, schedule_of
 _LEAST_STEPS: Final = 2
 _REMEMBERED_STEPS: Final = 2
 """A wait may be for a collective of at most this many steps before."""
-_Anchor: TypeAlias = tuple[int, int]
-"""A moment: the index of the last operation before it, and nanoseconds since that operation ended."""
 
 
 def read_program(location: str | Path, last: int | None = None) -> RunProgram:
@@ -170,14 +168,14 @@ class _RankStep(NamedTuple):
         layout, host_ns, wake_ns: as in `program.StepProgram`.
         times_ns: when each of its collectives reached its link, began, ended, and ended in the backend (`NO_TIME`:
             unknown), on the common clock; shape (4, collectives).
-        spans: whether a block computes, and from when to when.
+        spans: whether a block computes, and from when to when, as `_anchor` gives both.
         by_backend: whether the end of each is that of the backend, not one that an emulated network set.
     """
 
     layout: int
     host_ns: list[int]
     wake_ns: list[int]
-    spans: list[tuple[bool, _Anchor, _Anchor]]
+    spans: list[tuple[bool, int, int, int, int]]
     times_ns: Ints
     by_backend: list[bool]
 
@@ -258,11 +256,7 @@ class _Reader:
                 self._meet(row, times_ns, by_backend, charged, cost, backend)
         if cost.size and (cost == cost[:, :1]).all():
             cost = cost[:, :1]
-        spans = [
-            (column, computes, *begin, *end)
-            for column, of_rank in enumerate(made)
-            for computes, begin, end in of_rank.spans
-        ]
+        spans = [(column, *span) for column, of_rank in enumerate(made) for span in of_rank.spans]
         rank, computes, *ends = map(compact, np.array(spans, np.int64).reshape(-1, 6).T)
         return StepProgram(
             global_step=global_step,
@@ -333,7 +327,7 @@ class _Reader:
             host_ns=host,
             wake_ns=wake,
             spans=[
-                (lane == Lane.COMPUTE, _anchor(moments, begin, begins=True), _anchor(moments, end, begins=False))
+                (lane == Lane.COMPUTE, *_anchor(moments, begin, begins=True), *_anchor(moments, end, begins=False))
                 for lane, begin, end in _rows(
                     inside.of_lanes(Lane.COMPUTE, Lane.HAND_OVER), "lane", "start_ns", "end_ns"
                 )
@@ -419,9 +413,10 @@ def _in_order(waits: Sequence[_Moment], issue_ns: Sequence[int], length_ns: int)
     return [*moments, *waits[index:], _Moment(length_ns, length_ns, Operation(What.END))]
 
 
-def _anchor(moments: Sequence[_Moment], at_ns: int, *, begins: bool) -> _Anchor:
-    """Return where a span begins: behind every operation that was over by then, and behind a wait that it began in; or
-    where it ends: before an operation that the rank reached at that very moment, and before a wait that it ended in.
+def _anchor(moments: Sequence[_Moment], at_ns: int, *, begins: bool) -> tuple[int, int]:
+    """Return the index of the last operation before a moment, and nanoseconds since its end. A span begins behind every
+    operation that was over by then, and behind a wait that it began in; it ends before an operation that the rank
+    reached at that very moment, and before a wait that it ended in.
     """
 
     def later(moment: _Moment) -> bool:

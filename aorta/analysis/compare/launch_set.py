@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import groupby
 from pathlib import Path
 from statistics import median
@@ -270,12 +269,11 @@ def launch_order(reference: LaunchSet, candidate: LaunchSet, *, assume_no_drift:
         one of the candidate, by time; those that ran at the same time in parentheses. `reason`: why it is not
         comparable, or not known.
     """
-    order = partial(LaunchOrderFacts, largest_inflation=MOST, assume_no_drift=assume_no_drift)
     launches = [*reference.launches, *candidate.launches]
     unknown = [str(launch.path) for launch in launches if launch.span_ns is None]
     if unknown:
         why = f"when {len(unknown)} of {len(launches)} launches ran is not known ({unknown[0]} for one)"
-        return order(comparable=None, sequence=None, drift_inflation=None, reason=why)
+        return LaunchOrderFacts(None, None, None, MOST, why, assume_no_drift)
     turns = concurrent([launch.span_ns for launch in launches if launch.span_ns is not None])
     of_candidate = np.arange(len(launches)) >= len(reference.launches)
     by_time = np.lexsort((of_candidate, turns))
@@ -284,13 +282,13 @@ def launch_order(reference: LaunchSet, candidate: LaunchSet, *, assume_no_drift:
     )
     sequence = "".join(letters if len(letters) == 1 else f"({letters})" for letters in together)
     inflation = drift_inflation(turns, of_candidate)
-    if inflation <= MOST:
-        return order(comparable=True, sequence=sequence, drift_inflation=inflation, reason=None)
-    why = (
-        f"the launches of the two sides did not take turns ({sequence}): a drift of the machine would look like a "
-        f"difference, {inflation:.1f} times as much as in a random order ({MOST:g} at most)"
-    )
-    return order(comparable=False, sequence=sequence, drift_inflation=inflation, reason=why)
+    why = None
+    if inflation > MOST:
+        why = (
+            f"the launches of the two sides did not take turns ({sequence}): a drift of the machine would look like a "
+            f"difference, {inflation:.1f} times as much as in a random order ({MOST:g} at most)"
+        )
+    return LaunchOrderFacts(why is None, sequence, inflation, MOST, why, assume_no_drift)
 
 
 def concurrent(spans: Sequence[tuple[int, int]]) -> Ints:
