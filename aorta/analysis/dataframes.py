@@ -190,7 +190,7 @@ def _frame(
 
     rows, every, of_row = piece.frame, run.collectives.names, matched.by.of_row
 
-    def as_objects(words: Sequence[object], codes: np.ndarray = rows.name) -> pd.Series[Any]:
+    def as_objects(words: Sequence[Any], codes: np.ndarray = rows.name) -> pd.Series[Any]:
         return pd.Series(words, dtype="object").iloc[codes].reset_index(drop=True)
 
     kind = as_objects([name.kind for name in every])

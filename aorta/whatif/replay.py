@@ -135,7 +135,7 @@ def schedule(ranks: Sequence[int], layouts: Sequence[RankLayout]) -> Schedule:
     parts = [range(len(layouts))] if alike else [range(column, column + 1) for column in range(len(layouts))]
     rows: Schedule = []
     done = [0] * len(parts)
-    missing = {instance: len(position_of) for instance, position_of in met.items()}
+    outstanding = {instance: len(position_of) for instance, position_of in met.items()}
     moved = True
     while moved:
         moved = False
@@ -143,15 +143,15 @@ def schedule(ranks: Sequence[int], layouts: Sequence[RankLayout]) -> Schedule:
             for operation in layouts[part.start].operations[done[number] :]:
                 of_step = operation.position >= 0 and not operation.back
                 reached = [instances[column][operation.position] for column in part] if of_step else []
-                if operation.what is What.WAIT and any(missing[instance] for instance in reached):
+                if operation.what is What.WAIT and any(outstanding[instance] for instance in reached):
                     break
                 rows.append(Act(done[number], *operation, slice(part.start, part.stop)))
                 done[number] += 1
                 moved = True
                 if operation.what is What.ISSUE:
                     for instance in reached:
-                        missing[instance] -= 1
-                    if whole := [met[instance] for instance in dict.fromkeys(reached) if not missing[instance]]:
+                        outstanding[instance] -= 1
+                    if whole := [met[instance] for instance in dict.fromkeys(reached) if not outstanding[instance]]:
                         rows.append(_batch(whole, layouts))
     waiting = zip(parts, done, strict=True)
     if stuck := [ranks[column] for part, at in waiting for column in part if at < len(layouts[column].operations)]:

@@ -272,8 +272,8 @@ def launch_order(reference: LaunchSet, candidate: LaunchSet, *, assume_no_drift:
     launches = [*reference.launches, *candidate.launches]
     unknown = [str(launch.path) for launch in launches if launch.span_ns is None]
     if unknown:
-        why = f"when {len(unknown)} of {len(launches)} launches ran is not known ({unknown[0]} for one)"
-        return LaunchOrderFacts(None, None, None, MOST, why, assume_no_drift)
+        not_known = f"when {len(unknown)} of {len(launches)} launches ran is not known ({unknown[0]} for one)"
+        return LaunchOrderFacts(None, None, None, MOST, not_known, assume_no_drift)
     turns = concurrent([launch.span_ns for launch in launches if launch.span_ns is not None])
     of_candidate = np.arange(len(launches)) >= len(reference.launches)
     by_time = np.lexsort((of_candidate, turns))
