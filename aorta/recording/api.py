@@ -49,8 +49,7 @@ from aorta.recording.open_recording import Recording, without_lines
 from aorta.recording.profilers import Profiling, profiler_of
 from aorta.recording.rank_process import meet
 from aorta.recording.rank_progress import noted_phases
-from aorta.recording.recorded_run import recorded_run
-from aorta.recording.run_request import RunSite
+from aorta.recording.recorded_run import RunSite, recorded_run
 from aorta.records.clocks import trace_metadata
 from aorta.records.schema import InstrumentMode
 from aorta.timeline.overlap import Unseen

@@ -34,7 +34,7 @@ from aorta.distributed.output_folder import RequestedConfig
 from aorta.distributed.topology import lacks_streams
 from aorta.errors import ConfigError
 from aorta.loggers import Logger
-from aorta.recording.run_request import RunRequest
+from aorta.recording.recorded_run import RunRequest
 from aorta.records.schema import InstrumentMode
 
 _COMPILED = "_orig_mod"

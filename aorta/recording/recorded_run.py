@@ -10,17 +10,19 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
 
 from aorta.config.loop import observed_every
+from aorta.config.resolve import Resolved
+from aorta.config.schema import Clock, Mode, Telemetry, Watchdog
 from aorta.config.schema import Instrument as InstrumentSettings
-from aorta.config.schema import Mode
 from aorta.device_metrics.sampler import DeviceSampler, open_source
 from aorta.device_metrics.sources import identify
 from aorta.distributed.clock_measurement import ClockSynchronisation
@@ -36,10 +38,14 @@ from aorta.distributed.environment_checks import (
 )
 from aorta.distributed.output_folder import (
     RequestedConfig,
+    RunFolder,
     build_manifest,
+    occupied,
+    prepare,
     rank_facts,
     write_manifest,
 )
+from aorta.distributed.peers import Peers
 from aorta.distributed.topology import Topology, default_label, device_name, platform_of
 from aorta.errors import AortaError
 from aorta.instrument.backend_calls import slowest_of_host, stall_cutoff
@@ -47,14 +53,13 @@ from aorta.instrument.dispatcher import all_groups
 from aorta.instrument.emulation.network import EmulatedNetwork
 from aorta.instrument.instrumentation import Instrumentation
 from aorta.instrument.native.build import ensure_built, interceptor_for
-from aorta.instrument.ring_lines import Elsewhere
 from aorta.instrument.sampling import KNOWN_SHARE, Choice, Sampler, seed_of
-from aorta.loggers import LoggedRun
+from aorta.loggers import LoggedRun, Logger
 from aorta.recording.calibration import Calibrator
 from aorta.recording.live_steps import FollowedRecord, LiveLoggers, ShownStep
+from aorta.recording.rank_process import log_to
 from aorta.recording.rank_progress import open_ring
 from aorta.recording.rank_record import LentRecord, RankRecordWriter
-from aorta.recording.run_request import RunRequest, RunSite
 from aorta.records.clocks import boot_id, read_clocks
 from aorta.records.progress import Progress
 from aorta.records.ring_file import RingFile
@@ -62,11 +67,10 @@ from aorta.records.run_files import MANIFEST_FILE, read_manifest
 from aorta.records.schema import (
     SCHEMA_VERSION,
     STALL_CUTOFF_NS,
-    ClockReading,
+    CalibrationPlan,
     Header,
     InstrumentMode,
     Platform,
-    StallCutoff,
     Step,
     Timer,
 )
@@ -80,6 +84,42 @@ _TIMERS: dict[Platform, Timer] = {
     "rocm": "cuda_event",
     "other": "device_event",
 }
+
+
+@dataclass(frozen=True)
+class RunSite:
+    """Where a run takes place: the folder that all ranks agreed on, which rank this is, and its device."""
+
+    folder: RunFolder
+    topology: Topology
+    device: torch.device
+    peers: Peers
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """One recorded run: everything in its manifest and headers that does not follow from the machine."""
+
+    asked: RequestedConfig
+    clock: Clock
+    telemetry: Telemetry
+    instrument: InstrumentSettings
+    backend: str | None  # of torch.distributed; None: there is no process group
+    parallel: str  # the strategy's name
+    plan: Mapping[str, Any]  # effective settings of the strategy
+    start_step: int  # global step of the first one
+    warmup_steps: int  # first steps that are flagged as warm-up
+    emulated_fabric: bool = False
+    emulated_ranks: int | None = None  # ranks that the only process stands for; None: every rank is a process
+    ranks_per_device: int = 1
+    own_streams: Mapping[int, int] = field(default_factory=dict)  # of the run, by priority, without the compute stream
+    facts: Mapping[str, Any] = field(default_factory=dict)  # entries of the manifest before the warnings
+    remarks: Mapping[str, Any] = field(default_factory=dict)  # entries of the manifest after the warnings
+    own_loggers: Sequence[Logger] = ()  # of the caller, beside those that `telemetry` names
+    samples_per_step: int | None = None  # of all ranks together; None: not known
+    calibration: CalibrationPlan | None = None  # None: on a CPU
+    watchdog: Watchdog = field(default_factory=Watchdog)
+    profiled: Callable[[int], bool] = lambda _step: False  # whether the run's own profiler is on in a global step
 
 
 @dataclass(frozen=True)
@@ -134,14 +174,20 @@ class RecordedRun:
                 followed = FollowedRecord(self.record.writer.path, shown)
             self.record.lent = LentRecord(self.record.writer, interval, followed)
 
-        instrument = open_instrument(
-            self.request.instrument,
-            self.site.topology,
+        settings, header, topology = self.request.instrument, self.record.header, self.site.topology
+        cutoff = header.stall_cutoff
+        instrument = Instrumentation(
             self.site.device,
+            settings.mode.value,
+            topology.rank,
+            topology.world_size,
+            header.clock,
             finished,
-            anchor=self.record.header.clock,
-            fabric=fabric,
-            cutoff=self.record.header.stall_cutoff,
+            settings.stream_priority,
+            fabric,
+            native=settings.native,
+            dedicated_async=settings.dedicated_async,
+            stall_cutoff_ns=STALL_CUTOFF_NS if cutoff is None else cutoff.cutoff_ns,
             ring=self.ring,
             elsewhere=self.record.lent,
         )
@@ -312,6 +358,37 @@ def recorded_run(request: RunRequest, site: RunSite) -> Iterator[RecordedRun]:
         record.writer.close()
 
 
+@contextmanager
+def untrained_run(
+    resolved: Resolved,
+    topology: Topology,
+    device: torch.device,
+    peers: Peers,
+    backend: str | None,
+    plan: Mapping[str, Any],
+) -> Iterator[tuple[RunSite, ClockSynchronisation]]:
+    """Open the run of a workload that trains nothing: a fresh folder with manifest, clocks and log; collective. Yields
+    the site and the clocks, which the caller measures again at the end.
+
+    Raises:
+        ConfigError: another run uses the folder. PeerFailed: a rank did not take part.
+    """
+    config = resolved.config
+    base = Path(config.training.output_dir) / (config.label or "")
+    with occupied(base, topology, peers) as folder, ExitStack() as stack:
+        prepare(folder, topology, peers, overwrite=config.training.overwrite, resuming=False)
+        stack.enter_context(log_to(folder.log(topology.rank)))
+        for note in resolved.notes if topology.rank == 0 else ():
+            _log.warning(note)
+        site = RunSite(folder, topology, device, peers)
+        clocks = ClockSynchronisation(config.clock, peers, topology, folder)
+        clocks.at_start()
+        ranks = peers.gather("facts", rank_facts(topology, device))
+        asked = RequestedConfig(config.label, resolved.plain, resolved.manifest_hash)
+        publish_manifest(site, asked, clocks, ranks, backend, plan)
+        yield site, clocks
+
+
 def publish_manifest(
     site: RunSite,
     asked: RequestedConfig,
@@ -337,40 +414,3 @@ def publish_manifest(
         except OSError as problem:
             error = f"cannot write {site.folder.path / MANIFEST_FILE}: {problem.strerror or problem}"
     site.peers.agree("manifest", error)
-
-
-def open_instrument(
-    settings: InstrumentSettings,
-    topology: Topology,
-    device: torch.device,
-    sink: Callable[[Step], None],
-    *,
-    anchor: ClockReading | None = None,
-    fabric: EmulatedNetwork | None = None,
-    cutoff: StallCutoff | None = None,
-    ring: RingFile | None = None,
-    elsewhere: Elsewhere | None = None,
-) -> Instrumentation:
-    """Return the instrument as a configuration asks for it; the caller closes it.
-
-    Args:
-        sink: takes finished steps in order.
-        anchor: places MONOTONIC in wall-clock time; None: the clocks of this moment.
-        cutoff: of stalls on this host; None: `STALL_CUTOFF_NS`.
-        fabric, ring, elsewhere: as `Instrumentation` takes them.
-    """
-    return Instrumentation(
-        device,
-        settings.mode.value,
-        topology.rank,
-        topology.world_size,
-        anchor or read_clocks(),
-        sink,
-        settings.stream_priority,
-        fabric,
-        native=settings.native,
-        dedicated_async=settings.dedicated_async,
-        stall_cutoff_ns=STALL_CUTOFF_NS if cutoff is None else cutoff.cutoff_ns,
-        ring=ring,
-        elsewhere=elsewhere,
-    )

@@ -38,8 +38,7 @@ from aorta.recording.isolated_baselines import Baselines
 from aorta.recording.live_steps import ShownStep, announced, progress_of, refuse_missing_clients
 from aorta.recording.loop_profiler import LoopProfiler
 from aorta.recording.rank_process import log_to, run_rank
-from aorta.recording.recorded_run import recorded_run
-from aorta.recording.run_request import RunRequest, RunSite
+from aorta.recording.recorded_run import RunRequest, RunSite, recorded_run
 from aorta.recording.train_step import SpreadModel, TrainStep
 from aorta.records.clocks import trace_metadata
 from aorta.records.files import read_small

@@ -32,7 +32,7 @@ from aorta.instrument.sampling import Sampler
 from aorta.parallel.plan import Blocks, ParallelizedModel, global_norm, mesh_of
 from aorta.parallel.strategies import parallelize
 from aorta.recording.calibration import Calibrator, calibration_plan
-from aorta.recording.recorded_run import open_instrument
+from aorta.records.clocks import read_clocks
 from aorta.records.ring_file import RingFile
 from aorta.records.schema import Calibration, Step
 from aorta.records.step_line import StepFacts
@@ -279,8 +279,19 @@ class Loop:
             sink(step)
             self._calibrator.take(step)
 
-        self.instrument = open_instrument(
-            settings, topology, device, finished, fabric=fabric, ring=ring, elsewhere=elsewhere
+        self.instrument = Instrumentation(
+            device,
+            settings.mode.value,
+            topology.rank,
+            topology.world_size,
+            read_clocks(),
+            finished,
+            settings.stream_priority,
+            fabric,
+            native=settings.native,
+            dedicated_async=settings.dedicated_async,
+            ring=ring,
+            elsewhere=elsewhere,
         )
         self._calibrator.attach(self.instrument.recorder)
         if (every := observed_every(settings.every)) != 1 and self.instrument.why_off is None:

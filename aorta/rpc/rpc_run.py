@@ -37,7 +37,7 @@ from aorta.profiling.profiler_plan import NO_EXPORT, export_disabled
 from aorta.profiling.trace_saver import export
 from aorta.profiling.window_recording import all_threads
 from aorta.recording.rank_process import run_rank
-from aorta.recording.untrained_run import untrained_run
+from aorta.recording.recorded_run import untrained_run
 from aorta.records.clocks import trace_metadata
 from aorta.records.files import whole_file, write_whole
 from aorta.records.run_files import CALLS_FILE, MEMORY_KEY, RPC_FILE, RPC_VERSION, WINDOW_FILE, Call, RpcFacts, Worker

@@ -26,7 +26,7 @@ from aorta.distributed.peers import Peers
 from aorta.distributed.topology import Topology, default_backend, device_name
 from aorta.errors import ConfigError
 from aorta.recording.rank_process import run_rank
-from aorta.recording.untrained_run import untrained_run
+from aorta.recording.recorded_run import untrained_run
 from aorta.records.files import write_whole
 from aorta.records.run_files import (
     QUEUE_VARIABLES,
