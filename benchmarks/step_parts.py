@@ -47,9 +47,8 @@ from aorta.distributed.output_folder import RunFolder
 from aorta.distributed.topology import process_group, read_topology
 from aorta.documents.statistics import median_interval
 from aorta.instrument.sampling import Sampler
-from aorta.recording import rank_progress
-from aorta.recording.rank_progress import open_ring
-from aorta.recording.rank_record import LentRecord
+from aorta.recording import rank_record
+from aorta.recording.rank_record import LentRecord, open_ring
 from aorta.records.record_file import RecordWriter, stream
 from aorta.records.ring_file import RingFile
 from aorta.records.ring_record import uncollected
@@ -162,7 +161,7 @@ def reading_ns(path: Path | None, first: int) -> float:
 
 def line_maker_ns() -> float:
     """Processor time of the watchdog that makes the lines; 0 on a rank that has not started it."""
-    return sum(1e9 * sum(psutil.Process(process.pid).cpu_times()[:2]) for process in rank_progress._started)
+    return sum(1e9 * sum(psutil.Process(process.pid).cpu_times()[:2]) for process in rank_record._watchdogs)
 
 
 def measure(words: Any) -> int:

@@ -1,7 +1,7 @@
 """A process beside the ranks of one host: makes the lines of their records, reads their progress
 files, and writes an autopsy when they are stuck or die.
 
-    python -m aorta.autopsy.watchdog '{"folder": ...}'     # started by `aorta.recording.rank_progress` in local rank 0
+    python -m aorta.autopsy.watchdog '{"folder": ...}'     # started by `aorta.recording.rank_record` in local rank 0
 
 It shares nothing with the ranks but files, so that it sees a rank that holds the interpreter lock, is stopped, or was
 killed, and it ends when each of them has ended. Must not import torch, end or delay a rank, or outlive them all.

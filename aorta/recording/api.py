@@ -22,6 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from aorta.command_line import to_stderr
 from aorta.config.loop import Watchdog, number_rules
@@ -29,6 +30,7 @@ from aorta.config.schema import Instrument as InstrumentSettings
 from aorta.config.schema import Telemetry, Training
 from aorta.distributed.output_folder import CHECKPOINT_DIR, occupied, prepare
 from aorta.errors import ConfigError, TracesIncomplete
+from aorta.instrument.compute_ranges import ModuleHook
 from aorta.instrument.recorder import Recorder
 from aorta.instrument.transparent import not_compiled, observed_loading, observed_steps
 from aorta.loggers import Logger
@@ -48,9 +50,9 @@ from aorta.recording.meeting import joined
 from aorta.recording.open_recording import Recording, without_lines
 from aorta.recording.profilers import Profiling, profiler_of
 from aorta.recording.rank_process import meet
-from aorta.recording.rank_progress import noted_phases
 from aorta.recording.recorded_run import RunSite, recorded_run
 from aorta.records.clocks import trace_metadata
+from aorta.records.progress import Progress
 from aorta.records.schema import InstrumentMode
 from aorta.timeline.overlap import Unseen
 
@@ -309,6 +311,39 @@ def marked_loading(recorder: Recorder) -> Iterator[None]:
 
     with observed_loading(before):
         yield
+
+
+@contextmanager
+def noted_phases(models: Sequence[nn.Module], progress: Progress) -> Iterator[None]:
+    """Note forward and backward passes of `models` and optimizer steps, for the length of a `with` block."""
+    if progress.path is None:
+        yield
+        return
+
+    def enter(phase: str) -> Callable[..., None]:
+        def entered(*_: object) -> None:  # a hook's value would replace what it is given
+            progress.enter(phase)
+
+        return entered
+
+    backward = enter("backward")
+
+    def watch_output(_module: nn.Module, _inputs: object, output: object) -> None:
+        first = next((leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)), None)
+        if first is not None and first.requires_grad:
+            first.register_hook(backward)  # type: ignore[no-untyped-call]
+
+    hooks = [
+        *(model.register_forward_pre_hook(ModuleHook(model, enter("forward"))) for model in models),
+        *(model.register_forward_hook(ModuleHook(model, watch_output)) for model in models),
+    ]
+    del models
+    try:
+        with observed_steps(enter("optimizer"), enter("step")):
+            yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def start(folder: str | os.PathLike[str], *, model: nn.Module | Sequence[nn.Module], **arguments: Any) -> Recording:

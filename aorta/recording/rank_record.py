@@ -1,25 +1,38 @@
-"""A rank's open record: from its header to a footer that says why it ended.
+"""What a rank writes for as long as a run is recorded: its record, from a header to a footer that says why it ended,
+and its ring, which the watchdog of its host reads.
 
-Must not lose what was measured: whatever ends the loop, the steps in progress are read and written first.
+Must not lose what was measured: whatever ends the loop, the steps in progress are read and written first. Must not fail
+a run where the ring's file or the watchdog cannot be had: it goes on without.
 """
 
 from __future__ import annotations
 
+import atexit
+import json
 import logging
 import os
 import signal
+import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 
 import msgspec
 
+from aorta.autopsy.stacks import stacks_on_request
+from aorta.config.schema import Watchdog
 from aorta.distributed.output_folder import RunFolder
 from aorta.distributed.peers import Peers
+from aorta.distributed.topology import Topology
 from aorta.errors import SIGNAL_EXIT_BASE, AortaError, RecordWriteError
+from aorta.installation import own_environment, own_program
 from aorta.instrument.instrumentation import Instrumentation
 from aorta.recording.live_steps import FollowedRecord
-from aorta.records.clocks import read_clocks
+from aorta.recording.meeting import joined
+from aorta.records.clocks import boot_id, read_clocks
+from aorta.records.files import shared_folder
+from aorta.records.progress import PROGRESS_DIR, PROGRESS_FILE, STACKS_FILE, ProgressFacts, pid_namespace, start_ticks
 from aorta.records.record_file import RecordWriter
 from aorta.records.ring_file import RingFile
 from aorta.records.schema import Anchor, Calibration, DeviceClockFacts, Footer, Header, Step
@@ -239,3 +252,93 @@ class RankRecordWriter:
             if error is None and not self.may_end_early:
                 raise
             _log.error("the record ends without a footer: %s", problem)
+
+
+_watchdogs: list[subprocess.Popen[bytes]] = []
+"""Of this process; each ends by itself, when the last rank of its host has."""
+
+
+@atexit.register
+def _leave() -> None:
+    """Keep Python from warning of a watchdog that still runs: it is not waited for, as other ranks may run on."""
+    for process in _watchdogs:
+        process.returncode = process.poll() or 0
+
+
+@contextmanager
+def open_ring(folder: RunFolder, topology: Topology, warmup_steps: int, settings: Watchdog) -> Iterator[RingFile]:
+    """Open the rank's ring for the length of a `with` block; local rank 0 starts the watchdog of its host."""
+    with ExitStack() as stack:
+        directory, ring, meeting = folder.path / PROGRESS_DIR, None, joined.get()
+        try:
+            shared_folder(directory)
+            number = stack.enter_context(stacks_on_request(directory / STACKS_FILE.format(rank=topology.rank)))
+            facts = ProgressFacts(
+                rank=topology.rank,
+                world_size=topology.world_size,
+                local_rank=topology.local_rank,
+                pid=topology.pid,
+                start_ticks=start_ticks(topology.pid),
+                pid_namespace=pid_namespace(),
+                host=topology.host,
+                boot_id=boot_id(),
+                run_id=folder.run_id,
+                attempt=folder.attempt,
+                opened_ns=time.perf_counter_ns(),
+                warmup_steps=warmup_steps,
+                main_thread=threading.get_ident() if meeting is None else meeting.trains_in,
+                stack_signal=number,
+                error_file=os.environ.get("TORCHELASTIC_ERROR_FILE"),
+            )
+            ring = RingFile.create(directory / PROGRESS_FILE.format(rank=topology.rank), facts)
+        except OSError as error:
+            why = error.strerror or error
+            _log.warning(
+                "no watchdog, no autopsy of this rank, and a kill loses its last steps: %s cannot be written (4.5 MB a "
+                "rank): %s",
+                directory,
+                why,
+            )
+            ring = RingFile.create(None)
+        stack.callback(ring.close)
+        if topology.local_rank == 0 and settings.timeout_s != 0 and ring.path is not None:
+            _start_watchdog(folder, topology, settings)
+        try:
+            yield ring
+        except BaseException as error:
+            code = int(getattr(error, "exit_code", 1))
+            if isinstance(error, SystemExit):
+                code = error.code if isinstance(error.code, int) else int(error.code is not None)
+            elif isinstance(error, KeyboardInterrupt):
+                code = SIGNAL_EXIT_BASE + signal.SIGINT
+            ring.progress.end(code)
+            raise
+        ring.progress.end(0)
+
+
+def _start_watchdog(folder: RunFolder, topology: Topology, settings: Watchdog) -> None:
+    _watchdogs[:] = [process for process in _watchdogs if process.poll() is None]
+    first = topology.rank
+    task = {
+        "folder": str(folder.path),
+        "run_id": folder.run_id,
+        "attempt": folder.attempt,
+        "ranks": list(range(first, first + topology.local_world_size)),
+        "timeout_s": settings.timeout_s,
+        "grace_s": settings.grace_s,
+    }
+    try:
+        # In a session of its own, as launchers end the ranks' whole process groups; without their sockets, which would
+        # stay open when a rank dies.
+        _watchdogs.append(
+            subprocess.Popen(
+                own_program("aorta.autopsy.watchdog", json.dumps(task)),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,
+                close_fds=True,
+                env=own_environment(),
+            )
+        )
+    except OSError as error:
+        _log.warning("no watchdog: it cannot be started: %s", error.strerror or error)

@@ -58,8 +58,7 @@ from aorta.loggers import LoggedRun, Logger
 from aorta.recording.calibration import Calibrator
 from aorta.recording.live_steps import FollowedRecord, LiveLoggers, ShownStep
 from aorta.recording.rank_process import log_to
-from aorta.recording.rank_progress import open_ring
-from aorta.recording.rank_record import LentRecord, RankRecordWriter
+from aorta.recording.rank_record import LentRecord, RankRecordWriter, open_ring
 from aorta.records.clocks import boot_id, read_clocks
 from aorta.records.progress import Progress
 from aorta.records.ring_file import RingFile

@@ -25,7 +25,7 @@ from tests.simulated.build import BUILD_COMMAND, MODULE, library, why_not
 VARIABLE: Final = "AORTA_SIMULATED_DEVICE"
 VIRTUAL: Final = "virtual"
 COMPILED_PART: Final = "aorta.instrument.native.build"
-WATCHDOG: Final = "aorta.recording.rank_progress"
+WATCHDOG: Final = "aorta.recording.rank_record"
 SITE: Final = Path(__file__).with_name("site")
 _loaded: list[Any] = []
 
@@ -136,7 +136,7 @@ def _one_clock(address: int, build: Any) -> None:
 
 def _unwatched(watchdog: Any) -> None:
     """No watchdog: a process of its own is not in virtual time, and would take all ranks for stuck."""
-    watchdog._start = lambda *_: None
+    watchdog._start_watchdog = lambda *_: None
 
 
 class _Behind(importlib.abc.MetaPathFinder):
