@@ -46,9 +46,10 @@ from aorta.config.schema import Watchdog
 from aorta.distributed.output_folder import RunFolder
 from aorta.distributed.topology import process_group, read_topology
 from aorta.documents.statistics import median_interval
+from aorta.instrument.ring_lines import LentRecord
 from aorta.instrument.sampling import Sampler
 from aorta.recording import rank_record
-from aorta.recording.rank_record import LentRecord, open_ring
+from aorta.recording.rank_record import open_ring
 from aorta.records.record_file import RecordWriter, stream
 from aorta.records.ring_file import RingFile
 from aorta.records.ring_record import uncollected
@@ -90,7 +91,7 @@ def worker(words: Any) -> dict[str, list[Any]]:
         record = folder.record(topology.rank)
         with open_ring(folder, topology, 0, Watchdog(timeout_s=600)) as ring:
             writer = RecordWriter(record, topology.rank)
-            lent = LentRecord(writer, 100, None)
+            lent = LentRecord(writer, 100, nullcontext())
             loop = Loop((*chosen, *words.more), topology, CPU, writer.write, ring=ring, elsewhere=lent)
             with record.open("ab") as file:
                 clock = ring.facts.anchor

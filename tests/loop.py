@@ -9,7 +9,7 @@ import torch
 from aorta.config.resolve import Resolved, resolve
 from aorta.distributed.topology import Topology
 from aorta.instrument.emulation.network import EmulatedNetwork
-from aorta.instrument.ring_lines import Elsewhere
+from aorta.instrument.ring_lines import LentRecord
 from aorta.recording import train_step
 from aorta.records.ring_file import RingFile
 from aorta.records.schema import Step
@@ -32,6 +32,6 @@ class Loop(train_step.Loop):
         sink: Callable[[Step], None],
         fabric: EmulatedNetwork | None = None,
         ring: RingFile | None = None,
-        elsewhere: Elsewhere | None = None,
+        elsewhere: LentRecord | None = None,
     ) -> None:
         super().__init__(resolved(*words).config, topology, device, sink, fabric, ring, elsewhere)

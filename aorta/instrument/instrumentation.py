@@ -37,7 +37,7 @@ from aorta.instrument.native.native_interceptor import (
 from aorta.instrument.operators import OPERATORS
 from aorta.instrument.python_interceptor import PythonInterceptor
 from aorta.instrument.recorder import Recorder
-from aorta.instrument.ring_lines import Elsewhere
+from aorta.instrument.ring_lines import LentRecord
 from aorta.instrument.row_ranges import RowRanges
 from aorta.records.ring_file import RingFacts, RingFile, RingGroup
 from aorta.records.schema import STALL_CUTOFF_NS, ClockReading, InstrumentMode, Step
@@ -102,7 +102,7 @@ class Instrumentation:
         dedicated_async: bool = False,
         stall_cutoff_ns: int = STALL_CUTOFF_NS,
         ring: RingFile | None = None,
-        elsewhere: Elsewhere | None = None,
+        elsewhere: LentRecord | None = None,
     ) -> None:
         module, timed_by = compiled(device, wanted=native, emulated=fabric is not None)
         on_a_device = device.type != "cpu"

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from aorta.instrument.event_clock import Mark
-from aorta.instrument.ring_lines import Elsewhere, RingLines
+from aorta.instrument.ring_lines import LentRecord, RingLines
 from aorta.instrument.row_steps import NOWHERE, StepSpan, bits_of
 from aorta.instrument.sampling import PASSED, Sampler
 from aorta.instrument.user_marks import MOST_PER_STEP, MarksOfStep, UserMarks
@@ -101,7 +101,7 @@ class Recorder(RingLines):
         interceptor: NativeInterceptor | PythonInterceptor,
         issued_by_backends: Callable[[], dict[int, int | None]],
         sink: Callable[[Step], None],
-        elsewhere: Elsewhere | None = None,
+        elsewhere: LentRecord | None = None,
     ) -> None:
         super().__init__(ring, sink, elsewhere)
         self.progress = ring.progress

@@ -10,10 +10,12 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Final, Protocol
+from contextlib import AbstractContextManager, suppress
+from typing import Final
 
 from aorta.errors import RecordWriteError
 from aorta.records.progress import GIVEN_UP
+from aorta.records.record_file import RecordWriter
 from aorta.records.ring_file import RingFile
 from aorta.records.ring_steps import MOST, RingSteps
 from aorta.records.schema import Step
@@ -25,29 +27,64 @@ LOOK_AFTER_S = 5.0
 kill loses none."""
 ELSEWHERE_WITHIN_S = 10.0
 """A process that has read none of the rows for so long does not make lines of them."""
+_TRIES, _TRY_S = 5000, 0.001
+"""How often the end of a run asks for its record: tries and not time, which passes while a host is suspended."""
 LOOK_EVERY_NS: Final = 1_000_000_000
 """So often it is looked at who makes lines, and whether it is time to, where the ring does not fill before."""
 _log = logging.getLogger(__name__)
 
 
-class Elsewhere(Protocol):
-    """A record that is lent to another process, which makes the lines.
+class LentRecord:
+    """Lends a record to the process that makes the lines of the rank's ring (`aorta.records.ring_record`).
 
-    Attributes:
+    Args:
         anchor_interval: training steps from one reading of the clocks to the next in the record.
+        shown: follows the record meanwhile.
     """
 
-    anchor_interval: int
+    def __init__(self, writer: RecordWriter, anchor_interval: int, shown: AbstractContextManager[None]) -> None:
+        self.anchor_interval, self._writer, self._shown = anchor_interval, writer, shown
+        self._ring: RingFile | None = None
 
     def lend(self, ring: RingFile) -> None:
         """Write nothing until it is taken back: the lines follow from a ring that is not read here."""
+        self._ring, self._writer.is_lent = ring, True
+        self._shown.__enter__()
 
     def take_back(self, *, wait: bool) -> bool:
         """Return whether the record is this process's again, which goes on behind its last line.
 
         Args:
             wait: some seconds at most, until the other process has written the lines that it is at.
+
+        Raises:
+            RecordWriteError: it cannot be read or cut.
         """
+        ring, writer = self._ring, self._writer
+        if ring is None:
+            return True
+        try:
+            for _ in range(_TRIES if wait else 1):
+                with suppress(OSError):  # without locks nobody else writes
+                    if not writer.lock():
+                        time.sleep(_TRY_S if wait else 0)
+                        continue
+                break
+            else:
+                if wait:
+                    _log.error("process %d has not finished its lines of %s", ring.owner, writer.path)
+                return False
+            ring.owner = os.getpid()
+            writer.resume(*ring.written)
+            writer.is_lent, self._ring = False, None
+            ring.note_written(ring.read, writer.steps_written, writer.last_start_ns)
+        except OSError as error:
+            raise RecordWriteError(f"{writer.path}: cannot be continued: {error.strerror or error}") from error
+        finally:
+            with suppress(OSError):
+                writer.unlock()
+        self._shown.__exit__(None, None, None)
+        return True
 
 
 class RingLines:
@@ -61,7 +98,7 @@ class RingLines:
         steps_lost: how many steps ended and have no line; known at the end.
     """
 
-    def __init__(self, ring: RingFile, sink: Callable[[Step], None], elsewhere: Elsewhere | None) -> None:
+    def __init__(self, ring: RingFile, sink: Callable[[Step], None], elsewhere: LentRecord | None) -> None:
         self.steps_written = self.steps_lost = 0
         self._ring, self._sink, self._elsewhere = ring, sink, elsewhere
         self._lines, self._read = deque[Step](), RingSteps(ring)

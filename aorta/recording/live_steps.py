@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -60,7 +60,7 @@ class ShownStep(msgspec.Struct, tag_field="record", tag="step", frozen=True, gc=
     measured_by: MeasuredBy | msgspec.UnsetType = msgspec.UNSET
 
 
-class FollowedRecord:
+class FollowedRecord(AbstractContextManager[None]):
     """Hands the steps that another process appends to a record to whoever shows them, on a thread of its own.
 
     Args:
@@ -73,10 +73,10 @@ class FollowedRecord:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="aorta-shown-steps", daemon=True)
 
-    def start(self) -> None:
+    def __enter__(self) -> None:
         self._thread.start()
 
-    def finish(self) -> None:
+    def __exit__(self, *_: object) -> None:
         """Hand over what is in the record by now; nothing after that."""
         if not self._stop.is_set():
             self._stop.set()

@@ -28,7 +28,7 @@ from aorta.distributed.topology import Topology
 from aorta.errors import SIGNAL_EXIT_BASE, AortaError, RecordWriteError
 from aorta.installation import own_environment, own_program
 from aorta.instrument.instrumentation import Instrumentation
-from aorta.recording.live_steps import FollowedRecord
+from aorta.instrument.ring_lines import LentRecord
 from aorta.recording.meeting import joined
 from aorta.records.clocks import boot_id, read_clocks
 from aorta.records.files import shared_folder
@@ -38,59 +38,6 @@ from aorta.records.ring_file import RingFile
 from aorta.records.schema import Anchor, Calibration, DeviceClockFacts, Footer, Header, Step
 
 _log = logging.getLogger(__name__)
-_TRIES, _TRY_S = 5000, 0.001
-"""How often the end of a run asks for its record: tries and not time, which passes while a host is suspended."""
-
-
-class LentRecord:
-    """Lends a record to the process that makes the lines of the rank's ring (`aorta.records.ring_record`).
-
-    Args:
-        anchor_interval: of the record.
-        shown: follows the record meanwhile; None: nothing is shown.
-    """
-
-    def __init__(self, writer: RecordWriter, anchor_interval: int, shown: FollowedRecord | None) -> None:
-        self.anchor_interval, self._writer, self._shown = anchor_interval, writer, shown
-        self._ring: RingFile | None = None
-
-    def lend(self, ring: RingFile) -> None:
-        self._ring, self._writer.is_lent = ring, True
-        if self._shown is not None:
-            self._shown.start()
-
-    def take_back(self, *, wait: bool) -> bool:
-        """Return whether the record can be written again; it goes on behind its last line.
-
-        Raises:
-            RecordWriteError: it cannot be read or cut.
-        """
-        ring, writer = self._ring, self._writer
-        if ring is None:
-            return True
-        try:
-            for _ in range(_TRIES if wait else 1):
-                with suppress(OSError):  # without locks nobody else writes
-                    if not writer.lock():
-                        time.sleep(_TRY_S if wait else 0)
-                        continue
-                break
-            else:
-                if wait:
-                    _log.error("process %d has not finished its lines of %s", ring.owner, writer.path)
-                return False
-            ring.owner = os.getpid()
-            writer.resume(*ring.written)
-            writer.is_lent, self._ring = False, None
-            ring.note_written(ring.read, writer.steps_written, writer.last_start_ns)
-        except OSError as error:
-            raise RecordWriteError(f"{writer.path}: cannot be continued: {error.strerror or error}") from error
-        finally:
-            with suppress(OSError):
-                writer.unlock()
-        if self._shown is not None:
-            self._shown.finish()
-        return True
 
 
 class RankRecordWriter:

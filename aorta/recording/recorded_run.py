@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -53,12 +53,13 @@ from aorta.instrument.dispatcher import all_groups
 from aorta.instrument.emulation.network import EmulatedNetwork
 from aorta.instrument.instrumentation import Instrumentation
 from aorta.instrument.native.build import ensure_built, interceptor_for
+from aorta.instrument.ring_lines import LentRecord
 from aorta.instrument.sampling import KNOWN_SHARE, Choice, Sampler, seed_of
 from aorta.loggers import LoggedRun, Logger
 from aorta.recording.calibration import Calibrator
 from aorta.recording.live_steps import FollowedRecord, LiveLoggers, ShownStep
 from aorta.recording.rank_process import log_to
-from aorta.recording.rank_record import LentRecord, RankRecordWriter, open_ring
+from aorta.recording.rank_record import RankRecordWriter, open_ring
 from aorta.records.clocks import boot_id, read_clocks
 from aorta.records.progress import Progress
 from aorta.records.ring_file import RingFile
@@ -168,9 +169,8 @@ class RecordedRun:
             shown(step)
 
         if self.request.watchdog.timeout_s != 0 and self.site.device.type == "cpu" and not self.devices.is_sampling:
-            followed = None
-            if self.loggers.has_takers or then is not None:
-                followed = FollowedRecord(self.record.writer.path, shown)
+            is_shown = self.loggers.has_takers or then is not None
+            followed = FollowedRecord(self.record.writer.path, shown) if is_shown else nullcontext()
             self.record.lent = LentRecord(self.record.writer, interval, followed)
 
         settings, header, topology = self.request.instrument, self.record.header, self.site.topology

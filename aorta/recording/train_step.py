@@ -27,7 +27,7 @@ from aorta.distributed.topology import Topology
 from aorta.instrument.emulation.network import EmulatedNetwork
 from aorta.instrument.instrumentation import Instrumentation
 from aorta.instrument.recorder import Scalar
-from aorta.instrument.ring_lines import Elsewhere
+from aorta.instrument.ring_lines import LentRecord
 from aorta.instrument.sampling import Sampler
 from aorta.parallel.plan import Blocks, ParallelizedModel, global_norm, mesh_of
 from aorta.parallel.strategies import parallelize
@@ -261,7 +261,7 @@ class Loop:
         sink: Callable[[Step], None],
         fabric: EmulatedNetwork | None = None,
         ring: RingFile | None = None,
-        elsewhere: Elsewhere | None = None,
+        elsewhere: LentRecord | None = None,
     ) -> None:
         task = task_of(config)
         model = SpreadModel.build(task, config, device)
