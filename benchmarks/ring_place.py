@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from aorta.instrument.row_steps import RingRows
+from aorta.instrument.ring_rows import RingRows
 from aorta.records.ring_file import AUX, ROW, RingFile
 from benchmarks import plans
 

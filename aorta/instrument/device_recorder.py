@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from aorta.distributed.cuda import is_capturing
 from aorta.instrument.event_clock import EventClock, Mark, on_host
-from aorta.instrument.recorder import Recorder, Scalar
-from aorta.instrument.row_steps import RingRows, bits_of
+from aorta.instrument.recorder import Recorder, Scalar, bits_of
+from aorta.instrument.ring_rows import RingRows
 from aorta.records import ring_file as rf
 from aorta.records.ring_file import RingFile
 from aorta.records.schema import Step

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from aorta.instrument.dispatcher import Work, backward_pass
-from aorta.instrument.row_steps import NOWHERE, RingRows
+from aorta.instrument.ring_rows import NOWHERE, RingRows
 from aorta.records import ring_file as rf
 from aorta.records.schema import EndSource
 

@@ -16,6 +16,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -43,8 +44,9 @@ from aorta.instrument.operators import (
     position_of_group,
     position_of_peer,
 )
+from aorta.instrument.recorder import StepFunctions, bits_of
+from aorta.instrument.ring_rows import NOWHERE, RingRows
 from aorta.instrument.row_ranges import RowRanges
-from aorta.instrument.row_steps import NOWHERE, RingRows, RowSteps, StepFunctions
 from aorta.records import ring_file as rf
 from aorta.records.progress import NO_PEER
 from aorta.records.ring_file import RingFile, RingGroup
@@ -79,11 +81,14 @@ class PythonInterceptor:
         groups: filled with every process group when first seen, by name.
         links: of the emulated fabric, which delays completion; None = the real network.
         shortest_call_ns: a backend's call that takes longer is noted, as it may have been a stall.
-        on_device: it is not opened, as only compiled code looks at a device; the rows of steps are all there is.
+        on_device: it is not opened, as only compiled code looks at a device; the rows of steps are all there is, whose
+            ends its clock tells later.
 
     Attributes:
         rows: of the ring.
         marks: none: only compiled code brackets spans on a device.
+        is_open: a step is observed: its collectives and spans have rows.
+        own_ns: AORTA's own time since the step began.
         ranges: passes of blocks, as rows.
     """
 
@@ -99,7 +104,8 @@ class PythonInterceptor:
         self._groups, self._ring, self._links, self._shortest_call_ns = groups, ring, links, shortest_call_ns
         self.rows, self.marks = RingRows(ring), None
         self.ranges = RowRanges(ring, self.rows, self)
-        self._steps = RowSteps(ring, self.rows, on_device=on_device)
+        self.progress, self._on_device = ring.progress, on_device
+        self.begin_span, self.end_span = self.rows.begin_span, self.rows.end_span
         self._kept = KeptAlive()
         self._calls = {
             name: _CallFacts(operator, number, position_of_group(name), position_of_peer(name))
@@ -113,8 +119,9 @@ class PythonInterceptor:
         self._lock = threading.RLock()
         self._count: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
         self._issued: list[InFlight] = []
-        self._open = self._has_left = False
+        self.is_open = self._has_left = False
         self._thread = self._underway = self._watched_passes = 0
+        self.own_ns = self._behind = self._ended_ns = 0
 
     def __call__(self, name: str, args: tuple[Any, ...], original: Original) -> Any:
         if self._has_left:
@@ -127,8 +134,8 @@ class PythonInterceptor:
 
     def functions(self) -> StepFunctions:
         """As `NativeInterceptor.functions`."""
-        steps = self._steps
-        return StepFunctions(self.begin, self.finish, steps.close, steps.span, self.rows.append, self.issued_so_far)
+        span = partial(_RowSpan, self)
+        return StepFunctions(self.begin, self.finish, self.close_step, span, self.rows.append, self.issued_so_far)
 
     def open(self, device: torch.device, on_captured: Callable[[], None]) -> Interception:
         """Start intercepting; `close` of the returned object ends it. There is no graph capture on a CPU."""
@@ -136,28 +143,57 @@ class PythonInterceptor:
 
     # --- steps -------------------------------------------------------------------------------------------------------
 
-    def begin(self, began_ns: int, flags: int, *step: Any) -> tuple[int, int]:
+    def begin(
+        self,
+        began_ns: int,
+        flags: int,
+        why: int,
+        step: int,
+        numbers: int,
+        first: int,
+        lr: float | None,
+        drawn: int | None,
+    ) -> tuple[int, int]:
         """As `StepFunctions.begin`."""
         observed = not flags & rf.PASSED_OVER
         self.ranges.begin(observed=observed)
         with self._lock:
-            self._open, self._thread = observed, threading.get_ident()
+            self.is_open, self._thread = observed and not self._on_device, threading.get_ident()
             dropped = 0 if flags & rf.CONTINUES else self._taken()
-            return self._steps.begin(began_ns, flags, *step), dropped
+            self.progress.begin_step(step)
+            now_ns, append = time.perf_counter_ns(), self.rows.append
+            first = self.rows.count() if first == NOWHERE else first
+            index = append(rf.STEP, flags, why, now_ns, 0, step, 0, first, numbers)
+            if lr is not None:
+                append(rf.VALUE, rf.LR, a=now_ns, x=bits_of(lr))
+            if drawn is not None:
+                append(rf.NOTE, rf.DRAWN, a=drawn, b2=index)
+            self.own_ns = (self.own_ns if flags & rf.CONTINUES else 0) + time.perf_counter_ns() - began_ns
+            return index, dropped
 
     def finish(self) -> int:
         """As `StepFunctions.finish`."""
         with self._lock:
             self._taken()
-            behind = self._steps.finish()
+            self._ended_ns, self._behind = time.perf_counter_ns(), self.rows.count()
         self.ranges.end()
-        return behind
+        return self._behind
+
+    def close_step(
+        self, index: int, flags: int, why: int, issued: int, outside: int, ahead_before: int, ahead: int, more_ns: int
+    ) -> tuple[int, int]:
+        """As `StepFunctions.close`."""
+        self.progress.end_step()
+        own_ns, self.own_ns = self.own_ns + more_ns + time.perf_counter_ns() - self._ended_ns, 0
+        self.rows.append(rf.SUMMARY, flags, why, own_ns, index, issued, outside, ahead_before, ahead)
+        self.rows.end_step(index, 0 if self._on_device else self._ended_ns, self._behind)
+        return own_ns, self._ended_ns
 
     def abandon(self) -> int:
         """Stop recording, and discard what was recorded since the last step ended; returns how many collectives."""
         self.ranges.end()
         with self._lock:
-            self._open = self._steps.is_open = False
+            self.is_open = False
             return self._taken()
 
     def issued_so_far(self, counts: Callable[[], dict[int, int | None]]) -> tuple[dict[int, int | None], int]:
@@ -210,7 +246,7 @@ class PythonInterceptor:
 
     def _holds_up(self) -> bool:
         """Return whether the thread that trains calls: on another one a call or a wait holds up no computation."""
-        return self._open and threading.get_ident() == self._thread
+        return self.is_open and threading.get_ident() == self._thread
 
     # --- a collective ------------------------------------------------------------------------------------------------
 
@@ -267,7 +303,7 @@ class PythonInterceptor:
                 issued.seq,
                 of_pair << 32 | peer,
             )
-            if self._open:
+            if self.is_open:
                 if self._links is not None:
                     issued.link = rows.append(rf.LINK, x=issued.row)
                 self._issued.append(issued)
@@ -336,3 +372,27 @@ class PythonInterceptor:
         if self._holds_up():
             flags = blocked * rf.BLOCKED | over * rf.OVER
             self.rows.append(rf.WAIT, flags, a=begin_ns, b=end_ns, y=issued.seq, op=issued.op, group=issued.of_group)
+
+
+class _RowSpan(AbstractContextManager[None]):
+    __slots__ = ("_before", "_index", "_kind", "_number", "_restores", "_steps", "_x", "is_open", "name")
+
+    def __init__(self, steps: PythonInterceptor, kind: int, number: int, name: str, x: int, restores: bool) -> None:
+        self._steps, self._kind, self._number, self._x, self._restores = steps, kind, number, x, restores
+        self.name, self.is_open, self._index, self._before = name, False, NOWHERE, name
+
+    def __enter__(self) -> None:
+        steps, began_ns = self._steps, time.perf_counter_ns()
+        self.is_open, self._before = True, steps.progress.enter(self.name)
+        if steps.is_open:
+            self._index = steps.begin_span(self._kind, self._number, self._x)
+        steps.own_ns += time.perf_counter_ns() - began_ns
+
+    def __exit__(self, kind: type[BaseException] | None, *_how: object) -> None:
+        steps, began_ns = self._steps, time.perf_counter_ns()
+        self.is_open = False
+        if self._index != NOWHERE:
+            steps.end_span(self._index)
+        if kind is None and self._restores:  # after an error the phase stays, for whoever asks where it happened
+            steps.progress.enter(self._before)
+        steps.own_ns += time.perf_counter_ns() - began_ns

@@ -8,18 +8,19 @@ short as can be. A killed rank loses no step that has ended: what is in its ring
 
 from __future__ import annotations
 
+import struct
 import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import torch
 
 from aorta.instrument.event_clock import Mark
 from aorta.instrument.ring_lines import LentRecord, RingLines
-from aorta.instrument.row_steps import NOWHERE, StepSpan, bits_of
+from aorta.instrument.ring_rows import NOWHERE
 from aorta.instrument.sampling import PASSED, Sampler
 from aorta.instrument.user_marks import MOST_PER_STEP, MarksOfStep, UserMarks
 from aorta.records import ring_file as rf
@@ -32,6 +33,52 @@ from aorta.timeline.overlap import NO_COPIES, NOT_SAMPLED, Unseen
 if TYPE_CHECKING:  # its events are part of the steps
     from aorta.instrument.native.native_interceptor import NativeInterceptor
     from aorta.instrument.python_interceptor import PythonInterceptor
+
+_double: Final = struct.Struct("<d")
+_signed: Final = struct.Struct("<q")
+
+
+def bits_of(value: float) -> int:
+    """Return the bits of a float, as rows have them."""
+    (bits,) = _signed.unpack(_double.pack(value))
+    return int(bits)
+
+
+class StepSpan(AbstractContextManager[None], Protocol):
+    """A row that opens and ends with a `with` block in steps that are observed, and the phase of the rank, where it has
+    the name of one.
+    """
+
+    name: str
+    is_open: bool
+
+
+class StepFunctions(NamedTuple):
+    """What is called at every step, and in it; of compiled code C functions.
+
+    Attributes:
+        begin: takes when AORTA's own work began, flags of the row, the number of why it is not observed, the global
+            step, epoch << 32 | step, the first row of the step or `NOWHERE`, its learning rate or None, and as one of
+            how many it was drawn, or None. Returns the index of its row, and how many collectives since the last step
+            are part of none.
+        finish: returns the index behind the rows of a step that ends now. What is recorded from now on is part of the
+            next one, where that continues it.
+        close: takes the fields of the SUMMARY of a step behind `finish`: the index of its row, flags, why its boundary
+            is unclear, collectives issued and outside of steps, by how many backends may be ahead before and after, and
+            AORTA's own time beside what is counted. Returns all of that time, and when the step ended.
+        span: takes a kind, the number of a name, the name, `x`, and whether the phase before continues afterwards.
+        append: takes the fields of any row; returns its index.
+        issued_so_far: takes a function; returns what it returns, how many collectives backends have counted, and by how
+            few and how many that may be ahead of the rows, in one word: as many calls of backends less as have not
+            returned, in the upper half, and as many more as were recorded since the last step ended.
+    """
+
+    begin: Callable[..., tuple[int, int]]
+    finish: Callable[[], int]
+    close: Callable[..., tuple[int, int]]
+    span: Callable[..., StepSpan]
+    append: Callable[..., int]
+    issued_so_far: Callable[[Callable[[], dict[int, int | None]]], tuple[dict[int, int | None], int]]
 
 
 class Scalar:

@@ -17,7 +17,7 @@ from torch import nn
 
 from aorta.instrument.compute_ranges import last_of, needing_gradient, observe
 from aorta.instrument.dispatcher import backward_pass, when_backward_ends
-from aorta.instrument.row_steps import RingRows
+from aorta.instrument.ring_rows import RingRows
 from aorta.instrument.transparent import not_compiled
 from aorta.records import ring_file as rf
 from aorta.records.ring_file import RingFile

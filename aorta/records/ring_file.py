@@ -3,7 +3,7 @@
     ring = RingFile.create(path, process=...) # in the rank: `progress/rank_<rank>.bin` in the run's folder
     ring.progress.enter("forward")            # `aorta.records.progress`, which also reads it for an autopsy
     ring.describe(facts)                      # rows are appended by compiled code (`native/ring.hpp`), or by Python
-                                              # (`aorta/instrument/row_steps.py`)
+                                              # (`aorta/instrument/ring_rows.py`)
     ring.text("optimizer")                    # its number, for rows
     rows, first = ring.rows_since(index)      # anywhere: what happened since, and the index of its first row
     ring.close()                              # where its rows are in the record, the newest collectives stay

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aorta.instrument.row_steps import RingRows
+from aorta.instrument.ring_rows import RingRows
 from aorta.records import ring_file as rf
 from aorta.records.ring_file import RingGroup
 from aorta.records.schema import STALL_CUTOFF_NS

@@ -18,7 +18,7 @@ from aorta.instrument.instrumentation import ring_facts
 from aorta.instrument.native.build import load
 from aorta.instrument.native.native_interceptor import NativeInterceptor
 from aorta.instrument.python_interceptor import PythonInterceptor
-from aorta.instrument.row_steps import NOWHERE
+from aorta.instrument.ring_rows import NOWHERE
 from aorta.records import ring_file as rf
 from aorta.records import ring_steps
 from aorta.records.progress import SLOTS

@@ -56,7 +56,7 @@ class Rig:
 
     def collective(self, *, ended: bool = True) -> InFlight:
         now_ns, rows, row = time.perf_counter_ns(), self.interceptor.rows, -1
-        if self.interceptor._open:
+        if self.interceptor.is_open:
             row = rows.append(rf.COLLECTIVE, a=now_ns, b=(now_ns + 1) * 2 if ended else 0, x=8, group=self._group)
         issued = InFlight("allreduce", "0", 0, 8, now_ns, rows=rows, row=row)
         self.interceptor._issued.append(issued)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from aorta.instrument.instrumentation import ON_A_CPU, Instrumentation, ring_facts
 from aorta.instrument.operators import offered
-from aorta.instrument.row_steps import RingRows
+from aorta.instrument.ring_rows import RingRows
 from aorta.records import ring_file as rf
 from aorta.records import ring_steps
 from aorta.records.clocks import boot_id, read_clocks

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from aorta.instrument.row_steps import RingRows
+from aorta.instrument.ring_rows import RingRows
 from aorta.records import progress as module
 from aorta.records.progress import (
     NOBODY,

@@ -30,7 +30,7 @@ from aorta.instrument.dispatcher import (
 )
 from aorta.instrument.event_clock import HostClock, Mark
 from aorta.instrument.operators import offered, position_of_async_op, position_of_group, position_of_peer
-from aorta.instrument.row_steps import StepFunctions
+from aorta.instrument.recorder import StepFunctions
 from aorta.instrument.transparent import not_compiled
 from aorta.records.progress import COUNT_WORD, LAYOUT, PHASES, ROWS_AT, WORD
 from aorta.records.ring_file import PASSED_OVER, RingFile, RingGroup, RingOperator

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aorta.instrument import row_steps as module
+from aorta.instrument import ring_rows as module
 from aorta.instrument.native.native_interceptor import NativeInterceptor
 from aorta.instrument.python_interceptor import PythonInterceptor
-from aorta.instrument.row_steps import NOWHERE, RingRows
+from aorta.instrument.ring_rows import NOWHERE, RingRows
 from aorta.records import ring_file as rf
 from aorta.records.ring_file import RingFile
 from tests.instrument.taps import compiled_part, ring_in_memory
