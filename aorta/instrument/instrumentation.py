@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import nn
 
 from aorta.instrument.backend_calls import DTYPES, dtype_name
+from aorta.instrument.compute_ranges import RowRanges
 from aorta.instrument.device_recorder import DeviceRecorder
 from aorta.instrument.dispatcher import DispatcherHook, Handler, Interception, counts_of_groups, issued_by
 from aorta.instrument.emulation.emulated_link import HostLinks
@@ -38,7 +39,6 @@ from aorta.instrument.operators import OPERATORS
 from aorta.instrument.python_interceptor import PythonInterceptor
 from aorta.instrument.recorder import Recorder
 from aorta.instrument.ring_lines import LentRecord
-from aorta.instrument.row_ranges import RowRanges
 from aorta.records.ring_file import RingFacts, RingFile, RingGroup
 from aorta.records.schema import STALL_CUTOFF_NS, ClockReading, InstrumentMode, Step
 from aorta.timeline.overlap import Unseen

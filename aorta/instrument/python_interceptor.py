@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 
 from aorta.instrument.backend_calls import CALLBACKS_S, DTYPES, group_seen, labelled
+from aorta.instrument.compute_ranges import RowRanges
 from aorta.instrument.dispatcher import (
     DispatcherHook,
     Interception,
@@ -46,7 +47,6 @@ from aorta.instrument.operators import (
 )
 from aorta.instrument.recorder import StepFunctions, bits_of
 from aorta.instrument.ring_rows import NOWHERE, RingRows
-from aorta.instrument.row_ranges import RowRanges
 from aorta.records import ring_file as rf
 from aorta.records.progress import NO_PEER
 from aorta.records.ring_file import RingFile, RingGroup

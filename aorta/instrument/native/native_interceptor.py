@@ -38,7 +38,7 @@ from aorta.records.schema import STALL_CUTOFF_NS, DeviceClockFacts
 
 
 class NativeRanges:
-    """Compiled counterpart of `row_ranges.RowRanges`; `tap` is notified when a backward pass has ended."""
+    """Compiled counterpart of `compute_ranges.RowRanges`; `tap` is notified when a backward pass has ended."""
 
     def __init__(self, module: Any, tap: Any, ring: RingFile) -> None:
         self.compiled: Any = module.Ranges(tap)

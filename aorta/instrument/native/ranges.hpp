@@ -1,6 +1,6 @@
 // When blocks computed and a backward pass ended, marked without Python, on the host's clock or a device's.
 //
-// The same as `aorta/instrument/row_ranges.py` does (docs/dev/measuring.md, R5): the hooks of `hooks.hpp` report here, and
+// The same as `aorta/instrument/compute_ranges.py` (docs/dev/measuring.md, R5): the hooks of `hooks.hpp` report here, and
 // block passes and ends of backward passes become rows. Must not touch a Python object.
 
 #pragma once
