@@ -53,7 +53,6 @@ class InFlight:
     start: int | None = None
     end: int | None = None
     end_source: EndSource | None = None
-    waiters: int = 1
     backend_end_ns: int | None = None
     has_completed: Callable[[], bool] | None = field(default=None, repr=False)
     op: int = 0

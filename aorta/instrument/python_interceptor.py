@@ -274,8 +274,8 @@ class PythonInterceptor:
             transfer.gate.add_done_callback(lambda _gate: None if issued.end is None else self._over(issued))
         else:
             in_place = self._notice_end(name, issued, work)
-        wait = partial(self._wait, issued)
-        return with_work(result, TimedWork(work, wait, self._kept, issued.waiters, in_place=in_place, issued=issued))
+        wait, waiters = partial(self._wait, issued), len(args[0]) if call.operator.coalesced else 1
+        return with_work(result, TimedWork(work, wait, self._kept, waiters, in_place=in_place, issued=issued))
 
     def _recorded(
         self, call: _CallFacts, member: _Member, args: tuple[Any, ...], tensor: torch.Tensor | None
@@ -286,7 +286,6 @@ class PythonInterceptor:
         peer = NO_PEER if call.peer_at is None else args[call.peer_at] & NO_PEER
         size = operator.full_array_bytes(args, member.size)
         issued = InFlight(operator.kind, member.name, 0, size, 0, op=call.number, of_group=member.number)
-        issued.waiters = len(args[0]) if operator.coalesced else 1
         # Not every rank sends or receives: counted separately, they keep collective numbers equal on all ranks.
         counter = f"{member.name}/{operator.kind}" if operator.point_to_point else member.name
         with self._lock:

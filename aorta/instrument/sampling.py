@@ -19,7 +19,9 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from statistics import median
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
+
+import torch.distributed as dist
 
 PASSED, FOR_ANOTHER_REASON = -1, 0
 """Answers of `Sampler.draw`: the step is passed over; it is observed, but was not drawn (a profiler's window)."""
@@ -68,16 +70,6 @@ def drawn(step: int, every: int, seed: int) -> bool:
 
 def _random(seed: int, *what: int) -> int:
     return int.from_bytes(hashlib.blake2b(_packed(seed, *what), digest_size=8).digest(), "little")
-
-
-class Store(Protocol):
-    """A store that all ranks reach; `torch.distributed`'s."""
-
-    def set(self, key: str, value: str) -> None: ...
-
-    def get(self, key: str) -> bytes: ...
-
-    def check(self, keys: list[str]) -> bool: ...
 
 
 class Choice(NamedTuple):
@@ -132,7 +124,7 @@ class Sampler:
         seed: int,
         first: int = 0,
         warmup: int = 0,
-        store: Store | None = None,
+        store: dist.Store | None = None,
         *,
         is_first: bool = True,
         always: Callable[[int], bool] = lambda _step: False,

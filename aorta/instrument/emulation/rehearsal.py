@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from aorta.instrument.dispatcher import Original, Work, first_tensor, with_work, work_in
 from aorta.instrument.in_flight import KeptAlive, TimedWork
@@ -96,7 +97,9 @@ class Rehearsal:
     def __call__(self, name: str, args: tuple[Any, ...], original: Original) -> Any:
         number, self._calls = self._calls, self._calls + 1
         stream = self._stream()
-        self.events.append(ReplayedCall(name, _without_memory(args), stream, self._needed(number, args, stream)))
+        self.events.append(
+            ReplayedCall(name, tree_map_only(torch.Tensor, Shape.of, args), stream, self._needed(number, args, stream))
+        )
         result = original()
         work = work_in(result)
         if work is None:  # synchronous on NCCL: the caller's stream continues after it, and no call waits
@@ -191,14 +194,6 @@ def _on(stream: Any) -> Any:
     return nullcontext() if stream is None else stream
 
 
-def _without_memory(arguments: Any) -> Any:
-    if isinstance(arguments, torch.Tensor):
-        return Shape.of(arguments)
-    if isinstance(arguments, list | tuple):
-        return type(arguments)(_without_memory(item) for item in arguments)
-    return arguments
-
-
 def _with_memory(
     arguments: tuple[Any, ...], free: defaultdict[tuple[torch.device, int], list[torch.Tensor]]
 ) -> tuple[list[torch.Tensor], tuple[Any, ...]]:
@@ -206,8 +201,9 @@ def _with_memory(
     step's were.
     """
     storages: defaultdict[int, list[Shape]] = defaultdict(list)
-    for shape in _shapes(arguments):
-        storages[shape.storage].append(shape)
+    for shape in tree_leaves(arguments):
+        if isinstance(shape, Shape):
+            storages[shape.storage].append(shape)
     buffers: dict[int, tuple[torch.Tensor, int]] = {}
     for storage, shapes in storages.items():
         spans = [shape.span_bytes() for shape in shapes]
@@ -217,21 +213,9 @@ def _with_memory(
         buffer = ready.pop() if ready else torch.zeros(size, dtype=torch.uint8, device=shapes[0].device)
         buffers[storage] = buffer, low
 
-    def fill(item: Any) -> Any:
-        if isinstance(item, Shape):
-            buffer, low = buffers[item.storage]
-            offset = item.offset - low // item.dtype.itemsize
-            return buffer.view(item.dtype).as_strided(item.size, item.stride, offset)
-        if isinstance(item, list | tuple):
-            return type(item)(fill(part) for part in item)
-        return item
+    def fill(shape: Shape) -> torch.Tensor:
+        buffer, low = buffers[shape.storage]
+        offset = shape.offset - low // shape.dtype.itemsize
+        return buffer.view(shape.dtype).as_strided(shape.size, shape.stride, offset)
 
-    return [buffer for buffer, _ in buffers.values()], fill(arguments)
-
-
-def _shapes(arguments: Any) -> list[Shape]:
-    if isinstance(arguments, Shape):
-        return [arguments]
-    if isinstance(arguments, list | tuple):
-        return [shape for item in arguments for shape in _shapes(item)]
-    return []
+    return [buffer for buffer, _ in buffers.values()], tree_map_only(Shape, fill, arguments)
