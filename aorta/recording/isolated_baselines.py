@@ -11,11 +11,9 @@ import logging
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 
 from aorta.distributed.topology import random_states, set_random_states
 from aorta.instrument.emulation.rehearsal import Rehearsal, Replay
@@ -26,27 +24,27 @@ from aorta.records.schema import Phase
 from aorta.records.step_line import StepFacts
 from aorta.workload.tasks import Batch
 
+_log = logging.getLogger(__name__)
+_REHEARSALS = 2
+"""Real steps, of which the last one is recorded: DDP exchanges its bucket order in the second of all."""
+
 
 @contextmanager
-def restored_state(
-    module: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    schedule: torch.optim.lr_scheduler.LambdaLR,
-    scaler: torch.amp.GradScaler,
-) -> Iterator[None]:
+def restored_state(step: TrainStep) -> Iterator[None]:
     """Restore parameters, buffers, optimizer, schedule, scaler and random states after a `with` block between two
     steps, and clear gradients; not after an error, which ends the run.
 
     Tensors are restored in place, as strategies hold views of them; copies are on the CPU, to spare the accelerator.
     """
+    module, optimizer, schedule, scaler = step.model.module, step.optimizer, step.schedule, step.scaler
     tensors = [_local(tensor) for tensor in (*module.parameters(), *module.buffers())]
-    saved = [_copy(tensor) for tensor in tensors]
+    saved = [tensor.to("cpu", copy=True) for tensor in tensors]
     groups = [
         {key: copy.deepcopy(value) for key, value in g.items() if key != "params"} for g in optimizer.param_groups
     ]
     states: dict[Any, dict[str, Any]] = {
         parameter: {
-            key: _copy(_local(value)) if isinstance(value, torch.Tensor) else copy.deepcopy(value)
+            key: _local(value).to("cpu", copy=True) if isinstance(value, torch.Tensor) else copy.deepcopy(value)
             for key, value in state.items()
         }
         for parameter, state in optimizer.state.items()
@@ -83,63 +81,46 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
         return local_part(tensor).detach()
 
 
-def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to("cpu", copy=True)
+def run_baselines(
+    step: TrainStep, batches_of: Callable[[], Iterator[Batch]], may_start: Callable[[], bool], steps: int, warmup: int
+) -> None:
+    """Run both baselines of one rank, or as many steps as the run's end leaves time for; every rank runs them together.
 
-
-_log = logging.getLogger(__name__)
-_REHEARSALS = 2
-"""Real steps, of which the last one is recorded: DDP exchanges its bucket order in the second of all."""
-
-
-@dataclass
-class Baselines:
-    """Both baselines of one rank; every rank runs them together.
-
-    Attributes:
-        batches: makes an endless source of them; training's own keeps its position.
+    Args:
+        batches_of: makes an endless source of them; training's own keeps its position.
         may_start: whether one more step may begin, the same on all ranks; once False, it stays False.
         steps: of each baseline, of which `warmup` are flagged as warm-up.
     """
 
-    step: TrainStep
-    batches: Callable[[], Iterator[Batch]]
-    may_start: Callable[[], bool]
-    steps: int
-    warmup: int
+    def facts_of(phase: Phase) -> Iterator[StepFacts]:
+        for number in range(steps):
+            if not may_start():
+                return
+            lr = float(step.schedule.get_last_lr()[0]) if phase == "compute_only" else None
+            yield StepFacts(0, number, number, lr, number < warmup, phase)
 
-    def run(self) -> None:
-        """Run both, or as many steps as the run's end leaves time for."""
-        with restored_state(self.step.model.module, self.step.optimizer, self.step.schedule, self.step.scaler):
-            batches, rehearsal = self.batches(), Rehearsal(self.step.device)
-            for _ in range(_REHEARSALS):
-                if not self.may_start():
-                    return
-                rehearsal = Rehearsal(self.step.device)
-                with self.step.instrument.replaced(rehearsal):
-                    self.step.unrecorded(batches)
-            replay = Replay(rehearsal.events)
-            _log.info("baseline: %d compute-only steps", self.steps)
-            instrument = self.step.instrument
-            batches = self.batches()
-            with instrument.replaced(StandIn(self.step.device, instrument.clock, instrument.recorder.on_stall)):
-                done = 0
-                for facts in self._facts("compute_only"):
-                    self.step.run(batches, facts)
-                    done += 1
-            if done < self.steps:
+    instrument, device = step.instrument, step.device
+    with restored_state(step):
+        batches = batches_of()
+        for _ in range(_REHEARSALS):
+            if not may_start():
                 return
-            if not replay.collectives:
-                _log.info("baseline: no communication-only steps, as a step has no collectives")
-                return
-            _log.info("baseline: %d communication-only steps of %d collectives", self.steps, replay.collectives)
-            for facts in self._facts("comm_only"):
-                with instrument.recorder.step(facts):
-                    replay.run()
-
-    def _facts(self, phase: Phase) -> Iterator[StepFacts]:
-        for number in range(self.steps):
-            if not self.may_start():
-                return
-            lr = float(self.step.schedule.get_last_lr()[0]) if phase == "compute_only" else None
-            yield StepFacts(0, number, number, lr, number < self.warmup, phase)
+            rehearsal = Rehearsal(device)
+            with instrument.replaced(rehearsal):
+                step.unrecorded(batches)
+        replay = Replay(rehearsal.events)
+        _log.info("baseline: %d compute-only steps", steps)
+        batches, done = batches_of(), 0
+        with instrument.replaced(StandIn(device, instrument.clock, instrument.recorder.on_stall)):
+            for facts in facts_of("compute_only"):
+                step.run(batches, facts)
+                done += 1
+        if done < steps:
+            return
+        if not replay.collectives:
+            _log.info("baseline: no communication-only steps, as a step has no collectives")
+            return
+        _log.info("baseline: %d communication-only steps of %d collectives", steps, replay.collectives)
+        for facts in facts_of("comm_only"):
+            with instrument.recorder.step(facts):
+                replay.run()

@@ -34,7 +34,7 @@ from aorta.instrument.emulation.stand_in import emulated_ranks as backend_of_ran
 from aorta.profiling.profiler_plan import Counters
 from aorta.profiling.window_recording import StepMarkers
 from aorta.recording.calibration import calibration_plan
-from aorta.recording.isolated_baselines import Baselines
+from aorta.recording.isolated_baselines import run_baselines
 from aorta.recording.live_steps import ShownStep, announced, progress_of, refuse_missing_clients
 from aorta.recording.loop_profiler import LoopProfiler
 from aorta.recording.rank_process import log_to, run_rank
@@ -182,7 +182,7 @@ class TrainingRun:
                     self.peers.raise_if_peer_failed()
                     return agreement.may_start(next(numbers))
 
-                Baselines(step, batches.for_ever, may_start, steps, self._warmup(steps)).run()
+                run_baselines(step, batches.for_ever, may_start, steps, self._warmup(steps))
         run.progress.enter("closing")
         progress.close()
         # After the footer, as it waits for late ranks. After a signal there is no time for that.

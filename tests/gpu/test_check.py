@@ -11,7 +11,7 @@ import torch
 from aorta.distributed.topology import read_topology
 from aorta.gpu_check import check_ranks
 from aorta.gpu_check.check_table import CheckReport, CheckVerdict
-from aorta.recording.isolated_baselines import Baselines
+from aorta.recording.isolated_baselines import run_baselines
 from aorta.records.schema import Step
 from tests.gpu.device import needs_gpu
 from tests.loop import Loop
@@ -73,7 +73,7 @@ def test_isolated_baselines_leave_training_as_it_was(device: torch.device, strat
         one.step()
     parts = [getattr(p, "_local_tensor", p).detach() for p in one.model.parameters()]
     before = [part.clone() for part in parts]
-    Baselines(one.step_of_training, one.batches, lambda: True, steps=4, warmup=1).run()
+    run_baselines(one.step_of_training, one.batches, lambda: True, steps=4, warmup=1)
     torch.cuda.synchronize()
     assert all(torch.equal(a, b) for a, b in zip(before, parts, strict=True))
     one.finish()

@@ -29,7 +29,7 @@ from aorta.distributed.topology import process_group, read_topology, select_devi
 from aorta.errors import PeerFailed
 from aorta.parallel.plan import local_part
 from aorta.recording import train as training
-from aorta.recording.isolated_baselines import Baselines
+from aorta.recording.isolated_baselines import run_baselines
 from aorta.recording.rank_process import start_logging
 from aorta.recording.train_step import TrainStep
 from tests.loop import resolved
@@ -88,17 +88,16 @@ def _bytes(value: Any) -> bytes:
 def watched(told: dict[str, Any]) -> Callable[..., Any]:
     """Baselines that digest what training depends on before and after, and train on."""
 
-    class Watched(Baselines):
-        def run(self) -> None:
-            told["before"] = digest(self.step)
-            super().run()
-            told["after"] = digest(self.step)
-            batches = self.batches()
-            for _ in range(2):
-                self.step.unrecorded(batches)
-            told["later"] = digest(self.step)
+    def run(step: TrainStep, batches_of: Callable[[], Any], *how: Any) -> None:
+        told["before"] = digest(step)
+        run_baselines(step, batches_of, *how)
+        told["after"] = digest(step)
+        batches = batches_of()
+        for _ in range(2):
+            step.unrecorded(batches)
+        told["later"] = digest(step)
 
-    return Watched
+    return run
 
 
 def main(folder: str, *names: str) -> None:
@@ -109,7 +108,7 @@ def main(folder: str, *names: str) -> None:
         for name in names:
             told: dict[str, Any] = {}
             words = (*TINY, *CASES[name], f"training.output_dir={folder}", f"label={name}")
-            training.Baselines = watched(told)  # type: ignore[misc,assignment]
+            training.run_baselines = watched(told)
             own = Peers(dist.PrefixStore(name, peers.store), topology.rank, topology.world_size, 120.0)
             training.TrainingRun(resolved(*words), topology, device, own).run()
             Path(folder, f"{name}.rank_{topology.rank}.json").write_text(json.dumps(told))
