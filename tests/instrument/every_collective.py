@@ -13,11 +13,11 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 
 from aorta.instrument.dispatcher import Original, all_groups, issued_by
-from aorta.instrument.emulation.rehearsal import Rehearsal, Replay
 from aorta.instrument.emulation.stand_in import StandIn
 from aorta.instrument.event_clock import HostClock
 from aorta.instrument.instrumentation import Instrumentation
 from aorta.instrument.operators import tensors_in
+from aorta.recording.isolated_baselines import Rehearsal, Replay
 from aorta.records.clocks import read_clocks
 from aorta.records.schema import Step
 from aorta.records.step_line import StepFacts

@@ -21,10 +21,10 @@ from aorta.config.schema import Algorithm, EmulatedFabric
 from aorta.distributed.peers import Peers
 from aorta.errors import RunIncomplete
 from aorta.instrument.emulation.network import SLOTS, Arrivals, EmulatedNetwork, shared_folder
-from aorta.instrument.emulation.rehearsal import Rehearsal, Replay, ReplayedCall, ReplayedWait, Shape
 from aorta.instrument.emulation.stand_in import COPIES, NO_VALUES, StandInRank
 from aorta.instrument.operators import OPERATORS, tensors_in
 from aorta.read.record import load_run
+from aorta.recording.isolated_baselines import Rehearsal, Replay, ReplayedCall, ReplayedWait, Shape
 from aorta.timeline.classes import KINDS
 from tests.recording.modes import MODES
 from tests.recording.test_every_strategy import CASES, TINY, trained

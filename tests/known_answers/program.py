@@ -24,10 +24,10 @@ from torch.nn.parallel import DistributedDataParallel
 from aorta.config.schema import EmulatedFabric
 from aorta.distributed.peers import Peers
 from aorta.instrument.emulation.network import EmulatedNetwork, shared_folder
-from aorta.instrument.emulation.rehearsal import Rehearsal, Replay
 from aorta.instrument.emulation.stand_in import StandIn
 from aorta.instrument.instrumentation import Instrumentation
 from aorta.parallel.plan import ReduceAfterBackward
+from aorta.recording.isolated_baselines import Rehearsal, Replay
 from aorta.records.clocks import read_clocks
 from aorta.records.record_file import RecordWriter
 from aorta.records.schema import Footer, InstrumentMode, Phase
