@@ -12,7 +12,6 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from types import TracebackType
 from typing import Final, Self
 
 import torch
@@ -20,7 +19,6 @@ import torch.distributed as dist
 from torch import nn
 
 from aorta.instrument.backend_calls import DTYPES, dtype_name
-from aorta.instrument.compute_ranges import RowRanges
 from aorta.instrument.device_recorder import DeviceRecorder
 from aorta.instrument.dispatcher import DispatcherHook, Handler, Interception, counts_of_groups, issued_by
 from aorta.instrument.emulation.emulated_link import HostLinks
@@ -32,14 +30,12 @@ from aorta.instrument.native.native_interceptor import (
     NativeDeviceClock,
     NativeDeviceInterceptor,
     NativeInterceptor,
-    NativeRanges,
-    ring_operators,
 )
-from aorta.instrument.operators import OPERATORS
+from aorta.instrument.operators import OPERATORS, offered
 from aorta.instrument.python_interceptor import PythonInterceptor
 from aorta.instrument.recorder import Recorder
 from aorta.instrument.ring_lines import LentRecord
-from aorta.records.ring_file import RingFacts, RingFile, RingGroup
+from aorta.records.ring_file import RingFacts, RingFile, RingGroup, RingOperator
 from aorta.records.schema import STALL_CUTOFF_NS, ClockReading, InstrumentMode, Step
 from aorta.timeline.overlap import Unseen
 
@@ -53,8 +49,7 @@ _open: weakref.WeakSet[Instrumentation] = weakref.WeakSet()
 
 def _leave_all() -> None:
     for instrument in list(_open):
-        if instrument._interceptor is not None:
-            instrument._ranges.close()
+        instrument._interceptor.ranges.close()
         instrument.recorder.leave()
         if isinstance(instrument._interceptor, PythonInterceptor):
             instrument._interceptor.leave()
@@ -119,7 +114,7 @@ class Instrumentation:
         own = counts_of_ranks()
         no_values = None if own is None else NO_VALUES
         self.groups: dict[str, RingGroup] = {}
-        self._device, self.clock, self._mode = device, clock, mode
+        self._device, self.clock = device, clock
 
         counts = partial(counts_of_groups, own or issued_by)
         if own is None and built is not None:
@@ -140,26 +135,25 @@ class Instrumentation:
             elsewhere = None
         elif elsewhere is not None:
             elsewhere.lend(ring)
-        self._ring: RingFile | None = ring
+        self._ring = ring
         # The interceptor outlives a pause: it counts collectives, and keeps those in flight. It is not opened where
         # nothing is looked at.
-        interceptor: NativeInterceptor | PythonInterceptor
+        self._interceptor: NativeInterceptor | PythonInterceptor
         if isinstance(clock, NativeDeviceClock):
             moved = {"dedicated": mode == "dedicated", "dedicated_async": dedicated_async}
-            interceptor = NativeDeviceInterceptor(
+            self._interceptor = NativeDeviceInterceptor(
                 module, clock, self.groups, ring, device, **moved, priority=stream_priority
             )
         elif module is not None:
-            interceptor = NativeInterceptor(module, self.groups, ring, stall_cutoff_ns)
+            self._interceptor = NativeInterceptor(module, self.groups, ring, stall_cutoff_ns)
         else:
             links = None if fabric is None or mode == "off" else HostLinks(fabric)
-            interceptor = PythonInterceptor(self.groups, ring, links, stall_cutoff_ns, on_device=on_a_device)
-        self._interceptor: NativeInterceptor | PythonInterceptor | None = interceptor
+            self._interceptor = PythonInterceptor(self.groups, ring, links, stall_cutoff_ns, on_device=on_a_device)
         self.recorder: Recorder
         if not on_a_device:
-            self.recorder = Recorder(ring, interceptor, counts, sink, elsewhere)
+            self.recorder = Recorder(ring, self._interceptor, counts, sink, elsewhere)
         else:
-            self.recorder = DeviceRecorder(ring, interceptor, clock, counts, sink)
+            self.recorder = DeviceRecorder(ring, self._interceptor, clock, counts, sink)
         self.recorder.own_is_counted = module is not None or self.why_off is not None
         # The program may free a model before the recording ends.
         self._blocks: list[tuple[str, weakref.ref[nn.Module]]] = []
@@ -180,7 +174,7 @@ class Instrumentation:
         for name, block in blocks:
             self._blocks.append((name, weakref.ref(block)))
             if self._interception is not None:
-                self._ranges.watch(name, block)
+                self._interceptor.ranges.watch(name, block)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -225,52 +219,42 @@ class Instrumentation:
     def watch_backward(self, module: nn.Module) -> None:
         self._outputs.append(weakref.ref(module))
         if self._interception is not None:
-            self._ranges.watch_backward(module)
+            self._interceptor.ranges.watch_backward(module)
 
     def close(self) -> None:
         """Remove all instrumentation; a second call does nothing."""
+        if self not in _open:
+            return
         _open.discard(self)
         if self._interception is not None:
             self._uninstall()
-        if self._interceptor is not None:
-            self._interceptor.close()
-            self._interceptor = None
-        if self._ring is not None:
-            if self.recorder.is_whole:
-                self._ring.is_whole = True
-            self._ring = None
+        self._interceptor.close()
+        if self.recorder.is_whole:
+            self._ring.is_whole = True
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
-
-    @property
-    def _ranges(self) -> NativeRanges | RowRanges:
-        assert self._interceptor is not None  # nothing is watched without one
-        return self._interceptor.ranges
 
     def _install(self) -> None:
         self._interception = self._opened()
         for name, reference in self._blocks:
             if (block := reference()) is not None:
-                self._ranges.watch(name, block)
+                self._interceptor.ranges.watch(name, block)
         for reference in self._outputs:
             if (module := reference()) is not None:
-                self._ranges.watch_backward(module)
+                self._interceptor.ranges.watch_backward(module)
         if isinstance(self._interceptor, PythonInterceptor):
             sys.setswitchinterval(SWITCH_INTERVAL_S)
 
     def _opened(self) -> Interception:
-        assert self._interceptor is not None  # it looks at something
         return self._interceptor.open(self._device, self.recorder.on_captured)
 
     def _uninstall(self) -> None:
         assert self._interception is not None
-        self._ranges.close()
+        self._interceptor.ranges.close()
         self._interception.close()
         self._interception = None
         sys.setswitchinterval(self._switch_interval_s)
@@ -295,7 +279,7 @@ def ring_facts(
         stall_cutoff_ns=stall_cutoff_ns,
         no_copies=ON_A_CPU if bound_ns is None else None,
         no_values=no_values,
-        operators=ring_operators(),
+        operators=tuple(RingOperator(operator.kind, operator.point_to_point) for operator in offered().values()),
         dtypes=tuple(dtype_name(dtype) for dtype in DTYPES),
         anchor_interval=anchor_interval,
         bound_ns=bound_ns,

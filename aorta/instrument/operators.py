@@ -44,7 +44,8 @@ class Operator:
     def full_array_bytes(self, args: Arguments, group_size: int) -> int:
         if self.argument is None:
             return 0
-        return _bytes(args[self.argument]) * (group_size if self.one_part else 1)
+        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors_in(args[self.argument]))
+        return size * (group_size if self.one_part else 1)
 
 
 OPERATORS: dict[str, Operator] = {
@@ -74,10 +75,6 @@ OPERATORS: dict[str, Operator] = {
 
 def offered() -> dict[str, Operator]:
     return {name: operator for name, operator in OPERATORS.items() if hasattr(torch.ops.c10d, name)}
-
-
-def _bytes(tensors: Any) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors_in(tensors))
 
 
 def position_of_async_op(name: str) -> int | None:

@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from types import TracebackType
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import torch
@@ -111,9 +110,7 @@ class RecordedStep(AbstractContextManager[None]):
     def __enter__(self) -> None:
         self._recorder.begin(self._facts)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self._recorder.end()
         else:

@@ -41,8 +41,9 @@ from typing import Any
 
 import torch
 
+from aorta.config.fabric import spans_nodes
+from aorta.config.schema import Sharing
 from aorta.distributed.cuda import spin
-from aorta.instrument.device_streams import wait_unseen
 from aorta.instrument.dispatcher import Work
 from aorta.instrument.emulation.network import Arrivals, EmulatedNetwork, SharedLinks
 from aorta.instrument.in_flight import InFlight
@@ -231,7 +232,9 @@ class HostLinks:
     def __init__(self, fabric: EmulatedNetwork) -> None:
         self._fabric = fabric
         self._links: dict[str, Link] = {}
-        self._shared = fabric.shared_links()
+        self._shared: SharedLinks | None = None
+        if fabric.settings.sharing is Sharing.link:
+            self._shared = SharedLinks(fabric.folder, fabric.rank, fabric.world_size)
         self._tally = Tally()
 
     def be_late(self) -> None:
@@ -244,8 +247,8 @@ class HostLinks:
         if link is None:
             folder = self._fabric.folder
             arrivals = None if folder is None else Arrivals(folder, issued.group, ranks, self._fabric.rank)
-            spans_nodes = self._fabric.spans_nodes(ranks)
-            link = self._links[issued.group] = Link(arrivals, self._tally, self._shared, spans_nodes=spans_nodes)
+            between = spans_nodes(ranks, self._fabric.world_size, self._fabric.settings)
+            link = self._links[issued.group] = Link(arrivals, self._tally, self._shared, spans_nodes=between)
         if issued.number is not None and link.arrivals is not None:
             link.arrivals.arrive(issued.number, issued.issue_ns)
         return Transfer(issued, self._fabric.cost_ns(issued.kind, issued.bytes, ranks, issued.number), ranks)
@@ -276,33 +279,6 @@ class HostLinks:
                 self._tally.slow,
                 self._tally.carried,
             )
-
-
-class DeviceLink:
-    """The emulated fabric on an accelerator: it keeps the stream busy after the backend's collective.
-
-    Args:
-        sleep: keeps the current stream busy for a number of nanoseconds; a `StreamSleep`.
-    """
-
-    def __init__(self, fabric: EmulatedNetwork, device: torch.device, sleep: Callable[[int], None]) -> None:
-        self._fabric, self._device, self._sleep = fabric, device, sleep
-        self._ended: dict[str, torch.Event] = {}
-
-    def delay(self, issued: InFlight, ranks: tuple[int, ...]) -> None:
-        """Add the emulated time after the backend's collective on the current stream, behind that of its group's one
-        before, which may be on another stream.
-        """
-        cost_ns = self._fabric.cost_ns(issued.kind, issued.bytes, ranks, issued.number)
-        if not cost_ns:
-            return
-        stream = torch.accelerator.current_stream(self._device)
-        if (ended := self._ended.get(issued.group)) is None:
-            ended = self._ended[issued.group] = torch.Event(device=self._device)
-        else:
-            wait_unseen(stream, ended)
-        self._sleep(cost_ns)
-        ended.record(stream)
 
 
 class StreamSleep:

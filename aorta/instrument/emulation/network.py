@@ -36,8 +36,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from aorta.config.fabric import network_cost_ns, spans_nodes
-from aorta.config.schema import EmulatedFabric, Sharing
+from aorta.config.fabric import network_cost_ns
+from aorta.config.schema import EmulatedFabric
 from aorta.distributed.peers import Peers
 from aorta.errors import RunIncomplete
 from aorta.records.files import open_own
@@ -219,7 +219,7 @@ class EmulatedNetwork:
     """
 
     def __init__(self, settings: EmulatedFabric, rank: int, world_size: int, folder: Path | None) -> None:
-        self.settings, self.rank, self._world_size, self.folder = settings, rank, world_size, folder
+        self.settings, self.rank, self.world_size, self.folder = settings, rank, world_size, folder
         late = settings.straggler_rank == rank
         self.late_ns = round(settings.straggler_ms * _NS_PER_MS) if late else 0
         """By how much this rank is late to every collective."""
@@ -230,18 +230,9 @@ class EmulatedNetwork:
 
         Sends and receives have no number that both ends agree on (None), and so no jitter.
         """
-        cost: float = network_cost_ns(kind, size_bytes, ranks, self._world_size, self.settings)
+        cost: float = network_cost_ns(kind, size_bytes, ranks, self.world_size, self.settings)
         if number is not None and self.settings.jitter:
             # Not `hash`, which differs between processes; and a separate generator: training's random numbers stay.
             chance = random.Random(f"{self.settings.seed}/{list(ranks)}/{number}")
             cost *= 1.0 + self.settings.jitter * chance.uniform(-1.0, 1.0)
         return round(cost)
-
-    def spans_nodes(self, ranks: Sequence[int]) -> bool:
-        return spans_nodes(ranks, self._world_size, self.settings)
-
-    def shared_links(self) -> SharedLinks | None:
-        """Return the links that the groups of a rank share; None where each group has its own."""
-        if self.settings.sharing is Sharing.group:
-            return None
-        return SharedLinks(self.folder, self.rank, self._world_size)

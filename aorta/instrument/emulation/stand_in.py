@@ -34,7 +34,7 @@ import torch.distributed as dist
 from aorta.errors import InstrumentError
 from aorta.instrument.device_streams import wait_unseen
 from aorta.instrument.dispatcher import Original, Work, group_in, implemented
-from aorta.instrument.emulation.emulated_link import DeviceLink, HostLinks, StreamSleep
+from aorta.instrument.emulation.emulated_link import HostLinks, StreamSleep
 from aorta.instrument.emulation.network import EmulatedNetwork
 from aorta.instrument.event_clock import EventClock, Mark
 from aorta.instrument.in_flight import InFlight
@@ -251,8 +251,7 @@ def counts_of_ranks() -> Callable[[dist.ProcessGroup], int] | None:
 class _Backend:
     def __init__(self, fabric: EmulatedNetwork, device: torch.device) -> None:
         self._device, self.links, self._make_work = device, HostLinks(fabric), work_maker("fabric.ranks")
-        on_host = device.type == "cpu"
-        self._device_link = None if on_host else DeviceLink(fabric, device, StreamSleep(device))
+        self._fabric, self._sleep = fabric, None if device.type == "cpu" else StreamSleep(device)
         self._groups: dict[str, _Group] = {}
 
     def issued_by(self, group: dist.ProcessGroup) -> int:
@@ -284,8 +283,12 @@ class _Backend:
                 tensor.record_stream(cast(Any, stream))
         with stream:
             _copy(name, args, group.place)
-            assert self._device_link is not None  # there is a device
-            self._device_link.delay(issued, group.ranks)
+            if cost_ns := self._fabric.cost_ns(issued.kind, issued.bytes, group.ranks, issued.number):
+                # Behind the group's collective before, which may be on another stream.
+                wait_unseen(stream, group.ended)
+                assert self._sleep is not None  # there is a device
+                self._sleep(cost_ns)
+                group.ended.record(stream)
             if not asynchronous:
                 return returned(name, args, None)
             future: torch.futures.Future[Any] = torch.futures.Future(devices=[self._device])
@@ -314,7 +317,7 @@ class _Group:
         self.issued = 0
         self.stream: torch.Stream | None = None
         if device.type != "cpu":
-            self.ready = torch.Event(device=device)
+            self.ready, self.ended = torch.Event(device=device), torch.Event(device=device)
 
 
 def _copy(name: str, args: tuple[Any, ...], own: StandInRank) -> None:

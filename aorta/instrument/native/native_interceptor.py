@@ -33,7 +33,7 @@ from aorta.instrument.operators import offered, position_of_async_op, position_o
 from aorta.instrument.recorder import StepFunctions
 from aorta.instrument.transparent import not_compiled
 from aorta.records.progress import COUNT_WORD, LAYOUT, PHASES, ROWS_AT, WORD
-from aorta.records.ring_file import PASSED_OVER, RingFile, RingGroup, RingOperator
+from aorta.records.ring_file import PASSED_OVER, RingFile, RingGroup
 from aorta.records.schema import STALL_CUTOFF_NS, DeviceClockFacts
 
 
@@ -65,16 +65,6 @@ class NativeRanges:
 _CPU = torch.device("cpu")
 
 
-def ring_operators() -> tuple[RingOperator, ...]:
-    """Return what the numbers of operators in rows stand for."""
-    return tuple(RingOperator(operator.kind, operator.point_to_point) for operator in offered().values())
-
-
-def compiled_rows(module: Any, ring: RingFile) -> Any:
-    """Return a ring as compiled code appends to it."""
-    return module.Ring(ring.file, ring.address, COUNT_WORD * WORD, ROWS_AT, ring.slots, list(DTYPES), LAYOUT)
-
-
 class NativeInterceptor:
     """Compiled counterpart of `python_interceptor.PythonInterceptor`, without an emulated fabric: both append rows.
 
@@ -101,7 +91,8 @@ class NativeInterceptor:
             (name, operator, position_of_group(name), position_of_async_op(name), position_of_peer(name))
             for name, operator in offered().items()
         ]
-        self.rows: Any = compiled_rows(module, ring)
+        layout = COUNT_WORD * WORD, ROWS_AT, ring.slots, list(DTYPES), LAYOUT
+        self.rows: Any = module.Ring(ring.file, ring.address, *layout)
         ring.progress.enter = self.rows.enter_function(list(PHASES))
         self._tap: Any = module.Tap(operators, shortest_call_ns, self._saw, device, self.rows)
         self.marks: Any = self._tap.marks()
