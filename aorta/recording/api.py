@@ -14,7 +14,6 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import replace
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
@@ -26,17 +25,18 @@ from torch.utils._pytree import tree_leaves
 
 from aorta.command_line import to_stderr
 from aorta.config.loop import Watchdog, number_rules
+from aorta.config.resolve import hash_of
+from aorta.config.schema import Clock, Devices, Loggers, Mode, Telemetry, Training
 from aorta.config.schema import Instrument as InstrumentSettings
-from aorta.config.schema import Telemetry, Training
-from aorta.distributed.output_folder import CHECKPOINT_DIR, occupied, prepare
+from aorta.distributed.output_folder import CHECKPOINT_DIR, RequestedConfig, occupied, prepare
 from aorta.errors import ConfigError, TracesIncomplete
 from aorta.instrument.compute_ranges import ModuleHook
 from aorta.instrument.recorder import Recorder
 from aorta.instrument.transparent import not_compiled, observed_loading, observed_steps
 from aorta.loggers import Logger
 from aorta.recording.api_arguments import (
-    RecordArguments,
     called_around,
+    checked_config,
     chosen_blocks,
     compiled_in_place,
     device_of,
@@ -47,10 +47,10 @@ from aorta.recording.api_arguments import (
 from aorta.recording.calibration import calibration_plan
 from aorta.recording.live_steps import refuse_missing_clients
 from aorta.recording.meeting import joined
-from aorta.recording.open_recording import Recording, without_lines
+from aorta.recording.open_recording import Recording
 from aorta.recording.profilers import Profiling, profiler_of
 from aorta.recording.rank_process import meet
-from aorta.recording.recorded_run import RunSite, recorded_run
+from aorta.recording.recorded_run import RunRequest, RunSite, recorded_run
 from aorta.records.clocks import trace_metadata
 from aorta.records.progress import Progress
 from aorta.records.schema import InstrumentMode
@@ -132,10 +132,11 @@ def record(
         raise ConfigError(f"aorta.record: model={model!r}: must be a module, or a list of modules")
     models = list(dict.fromkeys(map(called_around, given)))
     whole = models[0] if len(models) == 1 else nn.ModuleList(models)
-    asked = RecordArguments(
+    strategy, calibration, every = strategy_of(whole) if parallel is None else parallel, str(calibration), str(every)
+    config = checked_config(
         label,
         workload,
-        strategy_of(whole) if parallel is None else parallel,
+        strategy,
         mode,
         warmup_steps,
         start_step,
@@ -143,10 +144,10 @@ def record(
         devices,
         loggers,
         logger_interval,
-        str(calibration),
-        str(every),
-        "the optimizer" if without_lines.get() else "recording.step()",
+        calibration,
+        every,
     )
+    named_loggers = [logger for logger in loggers if isinstance(logger, str)]
     for broken in number_rules("watchdog", watchdog := Watchdog(timeout_s=watchdog_timeout_s)):
         raise ConfigError(f"aorta.record: {broken}")
     watched = find_blocks(*models) if blocks is None else chosen_blocks(blocks, *given)
@@ -164,25 +165,46 @@ def record(
         stack.enter_context(NamedLines(logging.WARNING))
         topology, peers = meet(timeout_s)
         start_step = max(peers.gather("start step", start_step))  # a rank without optimizer state counts no steps
-        asked = replace(asked, start_step=start_step)
         profiler.check(topology, peers, resuming=start_step > 0)
-        refuse_missing_clients(asked.named_loggers, peers, "aorta.record: loggers")
+        refuse_missing_clients(named_loggers, peers, "aorta.record: loggers")
         # Checkpoints in the folder are the caller's.
         run_folder = stack.enter_context(occupied(Path(folder), topology, peers))
         prepare(run_folder, topology, peers, overwrite=False, resuming=start_step > 0, keep=(CHECKPOINT_DIR,))
         backend = str(dist.get_backend_config()) if dist.is_initialized() else None
-        request = replace(
-            asked.request(whole, watched, why_others, backend),
-            facts=profiler.facts(),
-            calibration=calibration_plan(
-                asked.calibration, device, mode, start_step, warmup_steps, profiled=profiler.profiles(start_step)
-            ),
-            watchdog=watchdog,
-            profiled=profiler.profiles(start_step),
-        )
+        reasons = {
+            f"config.{name}": f"not known: give aorta.record({name}=...)"
+            for name in ("workload", "parallel")
+            if config[name] is None
+        }
+        if why_others is not None:
+            reasons["plan.blocks"] = why_others
         meeting = joined.get()
         if meeting is not None and meeting.left_out:
-            request.remarks["reasons"]["ranks"] = f"no optimizer step, so not recorded: ranks {meeting.left_out}"
+            reasons["ranks"] = f"no optimizer step, so not recorded: ranks {meeting.left_out}"
+        only_rank_0 = ("loggers", "logger_interval")
+        of_all_ranks = {name: value for name, value in config["telemetry"].items() if name not in only_rank_0}
+        profiled = profiler.profiles(start_step)
+        request = RunRequest(
+            RequestedConfig(label, config, hash_of({**config, "telemetry": of_all_ranks})),
+            Clock(),
+            Telemetry(
+                devices=Devices[devices],
+                loggers=[Loggers[name] for name in named_loggers],
+                logger_interval=logger_interval,
+            ),
+            InstrumentSettings(Mode(mode), stream_priority, native=True, calibration=calibration, every=every),
+            backend=backend,
+            parallel=strategy or "unknown",
+            plan={"blocks": [name for name, _ in watched], "parameters": sum(p.numel() for p in whole.parameters())},
+            start_step=start_step,
+            warmup_steps=warmup_steps,
+            facts=profiler.facts(),
+            remarks={"reasons": reasons},
+            own_loggers=[logger for logger in loggers if not isinstance(logger, str)],
+            calibration=calibration_plan(calibration, device, mode, start_step, warmup_steps, profiled=profiled),
+            watchdog=watchdog,
+            profiled=profiled,
+        )
         run = stack.enter_context(recorded_run(request, RunSite(run_folder, topology, device, peers)))
         if meeting is not None:
             meeting.until_held()

@@ -18,7 +18,6 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, get_args
 
 import torch
@@ -27,14 +26,12 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, Shardin
 from torch.nn.parallel import DistributedDataParallel
 
 from aorta.config.loop import calibration_steps, observed_every
-from aorta.config.resolve import LABEL, hash_of
-from aorta.config.schema import Clock, Devices, Loggers, Mode, Telemetry
-from aorta.config.schema import Instrument as InstrumentSettings
-from aorta.distributed.output_folder import RequestedConfig
+from aorta.config.resolve import LABEL
+from aorta.config.schema import Devices, Loggers
 from aorta.distributed.topology import lacks_streams
 from aorta.errors import ConfigError
 from aorta.loggers import Logger
-from aorta.recording.recorded_run import RunRequest
+from aorta.recording.open_recording import without_lines
 from aorta.records.schema import InstrumentMode
 
 _COMPILED = "_orig_mod"
@@ -252,116 +249,73 @@ def _join(name: str, child: str) -> str:
     return f"{name}.{child}" if name else child
 
 
-@dataclass(frozen=True)
-class RecordArguments:
-    """The arguments of `aorta.record` that are stored in the record. Raises ConfigError where one is not allowed."""
-
-    label: str | None
-    workload: Mapping[str, Any] | None
-    parallel: str | None
-    mode: InstrumentMode
-    warmup_steps: int
-    start_step: int
-    stream_priority: int | None
-    devices: str
-    loggers: Sequence[str | Logger] = ()
-    logger_interval: int = 1
-    calibration: str = InstrumentSettings().calibration
-    every: str = InstrumentSettings().every
-    step_end: str = "recording.step()"
-
-    def __post_init__(self) -> None:
-        if self.mode not in get_args(InstrumentMode):
-            raise ConfigError(f"aorta.record: mode={self.mode!r}: must be one of {', '.join(get_args(InstrumentMode))}")
-        if self.label is not None and not LABEL.fullmatch(self.label):
+def checked_config(
+    label: str | None,
+    workload: Mapping[str, Any] | None,
+    parallel: str | None,
+    mode: InstrumentMode,
+    warmup_steps: int,
+    start_step: int,
+    stream_priority: int | None,
+    devices: str,
+    loggers: Sequence[str | Logger],
+    logger_interval: int,
+    calibration: str,
+    every: str,
+) -> dict[str, Any]:
+    """Return arguments of `aorta.record` as a configuration, with the key names of train.py's. Raises ConfigError where
+    one is not allowed.
+    """
+    if mode not in get_args(InstrumentMode):
+        raise ConfigError(f"aorta.record: mode={mode!r}: must be one of {', '.join(get_args(InstrumentMode))}")
+    if label is not None and not LABEL.fullmatch(label):
+        raise ConfigError(
+            f"aorta.record: label={label!r}: a label is letters, digits, '.', '_' and '-', and begins with a letter or "
+            "digit"
+        )
+    if devices not in Devices.__members__:
+        raise ConfigError(f"aorta.record: devices={devices!r}: must be one of {', '.join(Devices.__members__)}")
+    numbers = {"warmup_steps": warmup_steps, "start_step": start_step, "logger_interval": logger_interval}
+    for name, value in numbers.items():
+        least = 1 if name == "logger_interval" else 0
+        if value < least:
+            raise ConfigError(f"aorta.record: {name}={value}: must be at least {least}")
+    if isinstance(loggers, str) or not isinstance(loggers, Sequence):
+        raise ConfigError(f"aorta.record: loggers={loggers!r}: must be a list: loggers=[{loggers!r}]")
+    for logger in loggers:
+        if isinstance(logger, str):
+            allowed = logger in Loggers.__members__
+        else:  # a class has the methods too, but nothing to call them on
+            allowed = isinstance(logger, Logger) and not isinstance(logger, type)
+        if not allowed:
             raise ConfigError(
-                f"aorta.record: label={self.label!r}: a label is letters, digits, '.', '_' and '-', and begins with a "
-                "letter or digit"
+                f"aorta.record: loggers: {logger!r}: must be one of {', '.join(Loggers.__members__)}, or an object "
+                "(not its class) with the methods of aorta.Logger"
             )
-        if self.devices not in Devices.__members__:
-            raise ConfigError(
-                f"aorta.record: devices={self.devices!r}: must be one of {', '.join(Devices.__members__)}"
-            )
-        for name, least in (("warmup_steps", 0), ("start_step", 0), ("logger_interval", 1)):
-            if (value := getattr(self, name)) < least:
-                raise ConfigError(f"aorta.record: {name}={value}: must be at least {least}")
-        if isinstance(self.loggers, str) or not isinstance(self.loggers, Sequence):
-            raise ConfigError(f"aorta.record: loggers={self.loggers!r}: must be a list: loggers=[{self.loggers!r}]")
-        for logger in self.loggers:
-            if isinstance(logger, str):
-                allowed = logger in Loggers.__members__
-            else:  # a class has the methods too, but nothing to call them on
-                allowed = isinstance(logger, Logger) and not isinstance(logger, type)
-            if not allowed:
-                raise ConfigError(
-                    f"aorta.record: loggers: {logger!r}: must be one of {', '.join(Loggers.__members__)}, or an object "
-                    "(not its class) with the methods of aorta.Logger"
-                )
-        calibration_steps(self.calibration, on_device=True)
-        observed_every(self.every)
-        try:
-            json.dumps(self.config())
-        except (TypeError, ValueError) as error:
-            raise ConfigError(
-                f"aorta.record: workload={self.workload!r}: must be a mapping of JSON types ({error})"
-            ) from error
-
-    def config(self) -> dict[str, Any]:
-        """Return the arguments as a configuration, with the key names of train.py's."""
-        return {
-            "workload": None if self.workload is None else dict(self.workload),
-            "parallel": None if self.parallel is None else {"strategy": self.parallel},
+    calibration_steps(calibration, on_device=True)
+    observed_every(every)
+    try:
+        config = {
+            "workload": None if workload is None else dict(workload),
+            "parallel": None if parallel is None else {"strategy": parallel},
             "instrument": {
-                "mode": self.mode,
-                "stream_priority": self.stream_priority,
-                "calibration": self.calibration,
-                "every": self.every,
+                "mode": mode,
+                "stream_priority": stream_priority,
+                "calibration": calibration,
+                "every": every,
             },
             "telemetry": {
-                "steps_end_by": self.step_end,
-                "warmup_steps": self.warmup_steps,
-                "devices": self.devices,
-                "loggers": [logger if isinstance(logger, str) else type(logger).__name__ for logger in self.loggers],
-                "logger_interval": self.logger_interval,
+                "steps_end_by": "the optimizer" if without_lines.get() else "recording.step()",
+                "warmup_steps": warmup_steps,
+                "devices": devices,
+                "loggers": [logger if isinstance(logger, str) else type(logger).__name__ for logger in loggers],
+                "logger_interval": logger_interval,
             },
         }
-
-    @property
-    def named_loggers(self) -> list[str]:
-        """The loggers that are asked for by name."""
-        return [logger for logger in self.loggers if isinstance(logger, str)]
-
-    def request(self, model: nn.Module, blocks: list[Block], why_others: str | None, backend: str | None) -> RunRequest:
-        """Return the run they describe. `why_others`: why blocks are not those that were found or asked for."""
-        config = self.config()
-        only_rank_0 = ("loggers", "logger_interval")
-        telemetry = {name: value for name, value in config["telemetry"].items() if name not in only_rank_0}
-        reasons = {
-            f"config.{name}": f"not known: give aorta.record({name}=...)"
-            for name in ("workload", "parallel")
-            if config[name] is None
-        }
-        if why_others is not None:
-            reasons["plan.blocks"] = why_others
-        return RunRequest(
-            RequestedConfig(self.label, config, hash_of({**config, "telemetry": telemetry})),
-            Clock(),
-            Telemetry(
-                devices=Devices[self.devices],
-                loggers=[Loggers[name] for name in self.named_loggers],
-                logger_interval=self.logger_interval,
-            ),
-            InstrumentSettings(
-                Mode(self.mode), self.stream_priority, native=True, calibration=self.calibration, every=self.every
-            ),
-            backend=backend,
-            parallel=self.parallel or "unknown",
-            plan={"blocks": [name for name, _ in blocks], "parameters": sum(p.numel() for p in model.parameters())},
-            start_step=self.start_step,
-            warmup_steps=self.warmup_steps,
-            remarks={"reasons": reasons},
-            own_loggers=[logger for logger in self.loggers if not isinstance(logger, str)],
-        )
+        json.dumps(config)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"aorta.record: workload={workload!r}: must be a mapping of JSON types ({error})") from error
+    return config
 
 
 def device_of(model: nn.Module) -> torch.device:
