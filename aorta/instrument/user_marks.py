@@ -7,11 +7,12 @@ synchronise with the device, or grow without bound.
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Final
 
 import torch
@@ -46,9 +47,7 @@ class UserMarks:
         self._lock = threading.Lock()
         self._marks = MarksOfStep()
         self._names: dict[str, str] = {}
-        self._thread = _Thread()
-        self._threads = 0
-        self._enter_thread()  # the one that records is number 0
+        self.thread = _Thread(itertools.count())
 
     def range(self, name: str) -> AbstractContextManager[None]:
         """Record a `with` block when it ends.
@@ -73,17 +72,6 @@ class UserMarks:
             else:
                 self._marks.left_out += 1
 
-    def thread(self) -> _Thread:
-        """Return the number of the caller's thread, and how many of its ranges are open."""
-        if self._thread.number < 0:
-            self._enter_thread()
-        return self._thread
-
-    def _enter_thread(self) -> None:
-        with self._lock:
-            self._thread.number = min(self._threads, MOST_THREADS - 1)
-            self._threads += 1
-
     def _name(self, name: object) -> str:
         if not isinstance(name, str) or not name:
             raise ConfigError(f"recording.range({name!r}): a name must be a string that is not empty")
@@ -99,8 +87,10 @@ class UserMarks:
 
 
 class _Thread(threading.local):
-    number = -1
-    depth = 0
+    """Of the caller: its number, and how many of its ranges are open. The thread that records is number 0."""
+
+    def __init__(self, numbers: Iterator[int]) -> None:
+        self.number, self.depth = min(next(numbers), MOST_THREADS - 1), 0
 
 
 class _OpenRange:
@@ -112,7 +102,7 @@ class _OpenRange:
         self._marks, self._name = marks, name
 
     def __enter__(self) -> None:
-        thread = self._marks.thread()
+        thread = self._marks.thread
         self._thread, self._depth = thread.number, thread.depth
         thread.depth += 1
         self._seen: Any = None
@@ -121,13 +111,11 @@ class _OpenRange:
             self._seen.__enter__()
         self._start_ns = time.perf_counter_ns()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *how: object) -> None:
         end_ns = time.perf_counter_ns()
         if self._seen is not None:
-            self._seen.__exit__(kind, error, trace)
-        thread = self._marks.thread()
+            self._seen.__exit__(kind, *how)
+        thread = self._marks.thread
         thread.depth = max(0, thread.depth - 1)  # it may have been entered on another thread
         why = None if kind is None else kind.__name__[:MOST_NAME_CHARS]
         self._marks.ended((self._name, self._thread, self._depth, self._start_ns, end_ns, why))

@@ -45,7 +45,7 @@ from aorta.recording.api_arguments import (
     strategy_of,
 )
 from aorta.recording.calibration import calibration_plan
-from aorta.recording.live_steps import refuse_missing_clients
+from aorta.recording.live_steps import described, refuse_missing_clients
 from aorta.recording.meeting import joined
 from aorta.recording.open_recording import Recording
 from aorta.recording.profilers import Profiling, profiler_of
@@ -393,12 +393,11 @@ def start(folder: str | os.PathLike[str], *, model: nn.Module | Sequence[nn.Modu
 
 def _ended_by(error: BaseException) -> tuple[int, str]:
     """Return the exit code of a process that ends with `error`, and a line about it."""
-    text = str(error).strip()
-    line = f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
     match error:
         case SystemExit(code=int(code)):
-            return code, line
+            pass
         case KeyboardInterrupt():
-            return _EXIT_INTERRUPTED, line
+            code = _EXIT_INTERRUPTED
         case _:
-            return _EXIT_UNCAUGHT, line
+            code = _EXIT_UNCAUGHT
+    return code, described(error)

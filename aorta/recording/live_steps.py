@@ -13,8 +13,8 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -26,7 +26,6 @@ from aorta.config.schema import Training, Wording
 from aorta.distributed.peers import Peers
 from aorta.errors import ConfigError
 from aorta.loggers import LoggedRun, Logger, missing_client, open_logger
-from aorta.recording.rank_process import EVERY_RANK
 from aorta.records.files import open_regular
 from aorta.records.schema import Anchor, Calibration, Footer, Header, MeasuredBy, Step
 from aorta.timeline.overlap import NS_PER_MS
@@ -224,7 +223,7 @@ class LiveLoggers:
             try:
                 self._open.append((name, open_logger(name, self._place)))
             except Exception as error:  # noqa: BLE001  a client may raise anything; the run goes on, and it is logged
-                _log.warning("logger %s cannot be opened; the run goes on without it: %s", name, _first_line(error))
+                _log.warning("logger %s cannot be opened; the run goes on without it: %s", name, described(error))
         self.has_takers = bool(self._open)
         while (waiting := self._queue.get()) is not None:
             begin_ns = time.thread_time_ns()
@@ -241,23 +240,13 @@ class LiveLoggers:
             except Exception as error:  # noqa: BLE001  a client may raise anything; the run goes on, and it is logged
                 self._open.remove(entry)
                 self.has_takers = bool(self._open)
-                _log.warning("logger %s failed and is not called again: %s", name, _first_line(error))
+                _log.warning("logger %s failed and is not called again: %s", name, described(error))
 
 
-def _first_line(error: Exception) -> str:
+def described(error: BaseException) -> str:
+    """Return the type of an error and the first line of its text."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-
-
-@contextmanager
-def announced(wording: Wording, rank: int) -> Iterator[None]:
-    """Log, in the tutorial's wording, every rank's start, and its end if there was no error."""
-    if wording is not Wording.tutorial:
-        yield
-        return
-    _log.info("[rank %d] starting worker", rank, extra=EVERY_RANK)
-    yield
-    _log.info("[rank %d] finished worker", rank, extra=EVERY_RANK)
 
 
 def progress_of(

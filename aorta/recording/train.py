@@ -23,7 +23,7 @@ from aorta.config.fabric import emulated_ranks
 from aorta.config.loop import planned_faults
 from aorta.config.parallel import data_parallel_size
 from aorta.config.resolve import Resolved, steps_planned
-from aorta.config.schema import EmulatedFabric, Sharing
+from aorta.config.schema import EmulatedFabric, Sharing, Wording
 from aorta.distributed.output_folder import RUN_ID_FILE, RequestedConfig, RunFolder, occupied, prepare
 from aorta.distributed.peers import Peers
 from aorta.distributed.stop_agreement import StopAgreement, stop_on_signals
@@ -35,9 +35,9 @@ from aorta.profiling.profiler_plan import Counters
 from aorta.profiling.window_recording import StepMarkers
 from aorta.recording.calibration import calibration_plan
 from aorta.recording.isolated_baselines import run_baselines
-from aorta.recording.live_steps import ShownStep, announced, progress_of, refuse_missing_clients
+from aorta.recording.live_steps import ShownStep, progress_of, refuse_missing_clients
 from aorta.recording.loop_profiler import LoopProfiler
-from aorta.recording.rank_process import log_to, run_rank
+from aorta.recording.rank_process import EVERY_RANK, log_to, run_rank
 from aorta.recording.recorded_run import RunRequest, RunSite, recorded_run
 from aorta.recording.train_step import SpreadModel, TrainStep
 from aorta.records.clocks import trace_metadata
@@ -79,7 +79,10 @@ class TrainingRun:
 
     def run(self) -> signal.Signals | None:
         """Train; returns the signal that ended it early, if any."""
-        with ExitStack() as stack, announced(self.config.training.progress, self.topology.rank):
+        is_announced = self.config.training.progress is Wording.tutorial
+        if is_announced:
+            _log.info("[rank %d] starting worker", self.topology.rank, extra=EVERY_RANK)
+        with ExitStack() as stack:
             base = Path(self.config.training.output_dir) / (self.config.label or "")
             folder = stack.enter_context(occupied(base, self.topology, self.peers))
             # Rank 0 looks before any folder is moved; ranks that disagreed would wait for each other.
@@ -101,10 +104,13 @@ class TrainingRun:
             for note in self.resolved.notes if self.topology.rank == 0 else ():
                 _log.warning(note)
             try:
-                return self._train(stack, folder, first)
+                stopped_by = self._train(stack, folder, first)
             except Exception:
                 _log.debug("rank %d failed", self.topology.rank, exc_info=True)  # while the log file is open
                 raise
+            if is_announced:
+                _log.info("[rank %d] finished worker", self.topology.rank, extra=EVERY_RANK)
+            return stopped_by
 
     def _train(self, stack: ExitStack, folder: RunFolder, first: int) -> signal.Signals | None:
         config, topology = self.config, self.topology
