@@ -91,10 +91,6 @@ class DeviceStreams:
     def current(self) -> torch.Stream:
         return torch.accelerator.current_stream(self._device)
 
-    def computes(self) -> bool:
-        """Return whether the caller's stream is the one that computes; strategies also wait on streams of their own."""
-        return self.current() == self.compute
-
     @not_compiled
     def priority(self) -> int:
         """Return the priority of the caller's stream; 0 where the device has none."""
@@ -187,7 +183,7 @@ class StreamWaits:
             return wait()
         self._inside = True
         try:
-            with nullcontext() if streams.computes() else stream:  # marks go to the current stream
+            with nullcontext() if streams.current() == streams.compute else stream:  # marks go to the current stream
                 begin = self._mark()
                 result = wait()
                 of_stream = isinstance(other, torch.Stream)

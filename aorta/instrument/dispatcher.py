@@ -67,11 +67,10 @@ class DispatcherHook:
         self._library = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
         if capturing is None and device.type != "cpu":
             capturing = is_capturing
-        self.operators = tuple(name for name in operators if hasattr(torch.ops.c10d, name))
         with warnings.catch_warnings():
             # torch warns about the overridden kernel, which is intended here.
             warnings.simplefilter("ignore")
-            for name in self.operators:
+            for name in filter(partial(hasattr, torch.ops.c10d), operators):
                 overload = getattr(torch.ops.c10d, name).default
                 kernel = _kernel(name, overload, key, handler, on_captured, capturing)
                 self._library.impl(  # type: ignore[no-untyped-call]

@@ -61,11 +61,6 @@ class InFlight:
     row: int = NOWHERE
     link: int = NOWHERE
 
-    def taken_in_backward(self) -> None:
-        """Note that a backward pass took its future, and waits for that at its end (DDP)."""
-        if self.rows is not None:
-            self.rows.add_flags(self.row, rf.BY_FUTURE)
-
     def stamp(self, source: EndSource, at_ns: int | None = None) -> None:
         """Stamp its end: now, or `at_ns` of the host's clock; the first call counts."""
         if self.end is None:
@@ -207,6 +202,7 @@ class TimedWork(dist._Work):
         return int(self._work.source_rank())
 
     def get_future(self) -> Any:
-        if self._issued is not None and backward_pass() != -1:
-            self._issued.taken_in_backward()
+        issued = self._issued
+        if issued is not None and issued.rows is not None and backward_pass() != -1:
+            issued.rows.add_flags(issued.row, rf.BY_FUTURE)  # DDP waits for it at the end of the pass
         return self._work.get_future()

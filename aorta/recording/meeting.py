@@ -18,10 +18,11 @@ from contextlib import suppress
 from contextvars import ContextVar
 from typing import Any, Final
 
+import torch
 import torch.distributed as dist
 
 from aorta.distributed.peers import Peers
-from aorta.errors import PeerFailed
+from aorta.errors import InstrumentError, PeerFailed
 
 AGREED_STEP_S: Final = 10.0
 """How long the step that was agreed on may wait for the run to be open, and a thread for those of the others."""
@@ -190,6 +191,15 @@ def _name(rank: int) -> str:
 
 def own_store() -> dist.Store:
     """Return a connection of AORTA's own to the store of the default process group."""
-    from aorta.recording.rank_process import default_store  # which imports this module
-
     return dist.PrefixStore("aorta/zero_lines", default_store().clone())  # type: ignore[attr-defined]  # not in its stubs
+
+
+def default_store() -> dist.Store:
+    """Return the store of the default process group."""
+    group = dist.group.WORLD
+    if group is None or not hasattr(group, "get_group_store"):
+        raise InstrumentError(
+            f"torch {torch.__version__} does not offer ProcessGroup.get_group_store, through which ranks agree on a "
+            "folder; use a torch that AORTA supports (>= 2.11)"
+        )
+    return group.get_group_store()

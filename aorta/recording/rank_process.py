@@ -29,8 +29,8 @@ from aorta.distributed import cuda
 from aorta.distributed.environment_checks import refuse_two_tracers
 from aorta.distributed.peers import Peers
 from aorta.distributed.topology import Topology, process_group, read_topology, select_device, share_device
-from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE, ConfigError, InstrumentError
-from aorta.recording.meeting import joined
+from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE, ConfigError
+from aorta.recording.meeting import default_store, joined
 from aorta.records.files import open_own, shared_folder
 from aorta.redaction import redact
 from aorta.terminal_style import printable
@@ -173,14 +173,3 @@ def meet(timeout_s: float, who: str = "aorta.record") -> tuple[Topology, Peers]:
         pid=os.getpid(),
     )
     return topology, peers
-
-
-def default_store() -> dist.Store:
-    """Return the store of the default process group."""
-    group = dist.group.WORLD
-    if group is None or not hasattr(group, "get_group_store"):
-        raise InstrumentError(
-            f"torch {torch.__version__} does not offer ProcessGroup.get_group_store, through which ranks agree on a "
-            "folder; use a torch that AORTA supports (>= 2.11)"
-        )
-    return group.get_group_store()

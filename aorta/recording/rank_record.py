@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 
 class RankRecordWriter:
-    """One open record: its writer and its header.
+    """One open record: its writer and its header. `explain`: as `Peers.explain`.
 
     Attributes:
         may_end_early: a full disk ends the record, and not the loop, which is not AORTA's.
@@ -50,8 +50,8 @@ class RankRecordWriter:
         before_footer: writes what comes after the steps.
     """
 
-    def __init__(self, writer: RecordWriter, header: Header) -> None:
-        self.writer, self.header = writer, header
+    def __init__(self, writer: RecordWriter, header: Header, explain: Callable[[Exception], AortaError]) -> None:
+        self.writer, self.header, self._explain = writer, header, explain
         self._footer: Footer | None = None
         self.may_end_early = False
         self.ended_early: str | None = None
@@ -64,21 +64,17 @@ class RankRecordWriter:
         """Open a record on every rank, or on none; collective. The caller closes its writer. Raises PeerFailed on every
         rank, when one could not create its file; names it.
         """
-        record, writer, error = None, None, None
-        try:
-            writer = RecordWriter(folder.record(header.rank), header.rank)
-            record = cls(writer, header)
-        except RecordWriteError as problem:
-            error = problem
-            if writer is not None:
-                writer.close()
-        try:
-            peers.agree("record", None if error is None else str(error))
-        except AortaError:
-            if record is not None:
-                record.writer.close()
-            raise
-        assert record is not None  # agree raises when any rank, including this one, has an error
+        record, error = None, None
+        with ExitStack() as stack:
+            try:
+                writer = RecordWriter(folder.record(header.rank), header.rank)
+                stack.callback(writer.close)
+                record = cls(writer, header, peers.explain)
+            except RecordWriteError as problem:
+                error = str(problem)
+            peers.agree("record", error)
+            assert record is not None  # agree raises when any rank, including this one, has an error
+            stack.pop_all()
         return record
 
     def step(self, line: Step, anchor_interval: int) -> None:
@@ -100,12 +96,12 @@ class RankRecordWriter:
             _log.error("%s. The loop goes on unrecorded", error)
 
     @contextmanager
-    def starting(self, explain: Callable[[Exception], AortaError]) -> Iterator[None]:
+    def starting(self) -> Iterator[None]:
         """Write a footer that says why, when what is built between header and loop fails."""
         try:
             yield
         except Exception as error:
-            explained = explain(error)
+            explained = self._explain(error)
             with suppress(RecordWriteError):
                 self._take_back()
                 self.writer.write(
@@ -117,12 +113,7 @@ class RankRecordWriter:
             raise explained from error
 
     @contextmanager
-    def closed_by(
-        self,
-        instrument: Instrumentation,
-        explain: Callable[[Exception], AortaError],
-        stopped_by: Callable[[], signal.Signals | None],
-    ) -> Iterator[None]:
+    def closed_by(self, instrument: Instrumentation, stopped_by: Callable[[], signal.Signals | None]) -> Iterator[None]:
         """Write the last steps and the footer when the loop ends. The file stays open (`refused`). A footer that cannot
         be written does not replace the error that ended the loop. `stopped_by`: the signal that ended it, if any.
         """
@@ -131,7 +122,7 @@ class RankRecordWriter:
             instrument.recorder.finish()
         except Exception as error:
             # Explained before the footer is written, so that the record names the failed peer.
-            explained = explain(error)
+            explained = self._explain(error)
             self.fail(instrument, explained.exit_code, str(explained))
             if explained is error:
                 raise

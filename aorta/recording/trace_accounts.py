@@ -28,8 +28,9 @@ _SHOWN: Final = 3
 
 def account(profiler: WindowRecording | NullProfiler, topology: Topology) -> Account:
     """Return what one rank saved; paths are absolute."""
+    of_rank = {**NOTHING, "node": topology.node_rank, "host": topology.host}
     if not isinstance(profiler, WindowRecording):
-        return {**NOTHING, "node": topology.node_rank, "host": topology.host}
+        return of_rank
     pending = profiler.saver.pending
     kept, windows = [], []
     for saved in profiler.saver.kept():
@@ -50,13 +51,7 @@ def account(profiler: WindowRecording | NullProfiler, topology: Topology) -> Acc
         ]
         of_window = {name: getattr(saved.window, name) for name in ("first_step", "last_step", "partial")}
         windows.append({**of_window, "files": files})
-    return {
-        "node": topology.node_rank,
-        "host": topology.host,
-        "windows": windows,
-        "kept": kept,
-        "pending": pending,
-    }
+    return {**of_rank, "windows": windows, "kept": kept, "pending": pending}
 
 
 def saved_traces(accounts: Sequence[Account]) -> list[dict[str, Any]]:

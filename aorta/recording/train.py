@@ -131,7 +131,7 @@ class TrainingRun:
             if step.phase == "train":
                 progress.show(step)
 
-        with run.record.starting(self.peers.explain):
+        with run.record.starting():
             instrument = stack.enter_context(run.instrument(fabric=fabric, then=show if shown else None))
             step = TrainStep.build(model, self.task, instrument, config, self.device)
             interval, checkpoints = config.training.checkpoint_interval, None
@@ -147,7 +147,7 @@ class TrainingRun:
         agreement = StopAgreement(self.peers.store, topology.rank, topology.world_size)
         stack.callback(agreement.close)
         # Signals outermost: a launcher ends the survivors of a dead rank while they still record which one it was.
-        closed = run.record.closed_by(instrument, self.peers.explain, lambda: agreement.stopped_by)
+        closed = run.record.closed_by(instrument, lambda: agreement.stopped_by)
         with stop_on_signals(agreement.request), closed:
             batches = self.task.batches(step.model.data_rank, step.model.data_size, self.device)
             markers, trained = StepMarkers(config.profiling.nvtx), 0
