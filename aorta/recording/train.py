@@ -120,7 +120,7 @@ class TrainingRun:
             assert fabric is not None  # it has the ranks
             stack.enter_context(backend_of_ranks(fabric, self.device))
             fabric = None  # the backend delays its collectives itself
-        model = SpreadModel.build(self.task, config, self.device)
+        model = SpreadModel(self.task, config, self.device)
         request = self._request(model, first, stop)
         run = stack.enter_context(recorded_run(request, RunSite(folder, topology, self.device, self.peers)))
         shown, alone = topology.rank == 0, self.ranks == 1
@@ -133,7 +133,7 @@ class TrainingRun:
 
         with run.record.starting():
             instrument = stack.enter_context(run.instrument(fabric=fabric, then=show if shown else None))
-            step = TrainStep.build(model, self.task, instrument, config, self.device)
+            step = TrainStep(model, self.task, instrument, config, self.device)
             interval, checkpoints = config.training.checkpoint_interval, None
             if first or interval:
                 from aorta.recording.checkpoint import Checkpoints  # loads torch's package, which takes a second

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,7 +28,7 @@ from aorta.instrument.instrumentation import Instrumentation
 from aorta.instrument.recorder import Scalar
 from aorta.instrument.ring_lines import LentRecord
 from aorta.instrument.sampling import Sampler
-from aorta.parallel.plan import Blocks, ParallelizedModel, global_norm, mesh_of
+from aorta.parallel.plan import Blocks, global_norm, mesh_of
 from aorta.parallel.strategies import parallelize
 from aorta.recording.calibration import Calibrator, calibration_plan
 from aorta.records.clocks import read_clocks
@@ -81,23 +80,20 @@ def clip(module: nn.Module, max_norm: float) -> torch.Tensor:
     return norm
 
 
-@dataclass(frozen=True)
 class SpreadModel:
-    """A workload's model before training: `whole` as the workload built it (of a pipeline this rank's stages), `blocks`
-    in the order they run, and `parallelized`: distributed over the ranks by the strategy.
+    """A workload's model before training, on its device, compiled if configured, and distributed; to make it is
+    collective.
+
+    Parameters are the same on every rank. torch's random state differs afterwards, so that dropout does, except where
+    ranks compute a layer together.
+
+    Attributes:
+        whole: as the workload built it; of a pipeline this rank's stages.
+        blocks: in the order they run.
+        parallelized: distributed over the ranks by the strategy.
     """
 
-    whole: Model
-    blocks: Blocks
-    parallelized: ParallelizedModel
-
-    @classmethod
-    def build(cls, task: Task, config: Config, device: torch.device) -> SpreadModel:
-        """Build the model on its device, compile it if configured, and distribute it; collective.
-
-        Parameters are the same on every rank. torch's random state differs afterwards, so that dropout does, except
-        where ranks compute a layer together.
-        """
+    def __init__(self, task: Task, config: Config, device: torch.device) -> None:
         torch.manual_seed(config.training.seed)
         whole = task.model()
         if isinstance(config.parallel, PP):
@@ -105,60 +101,49 @@ class SpreadModel:
             count = pipeline_ranks(config.parallel, ranks) * config.parallel.stages_per_rank
             own = pipeline_stages(config.parallel, dist.get_rank(), ranks)
             whole = Stages({index: whole.pipeline_stage(index, count) for index in own})
-        whole = whole.to(device)
-        blocks = list(whole.blocks())
+        self.whole: Model = whole.to(device)
+        self.blocks: Blocks = list(self.whole.blocks())
         if config.compile.enabled:
             # Dynamo would split graphs at DDP's buckets; blocks are already smaller.
             torch._dynamo.config.optimize_ddp = False
             how = config.compile
-            for _, block in blocks:
+            for _, block in self.blocks:
                 # In place: its hooks stay outside, so ranges and sharding are not traced.
                 block.forward = torch.compile(
                     block.forward, backend=how.backend, mode=how.mode, fullgraph=how.fullgraph, dynamic=how.dynamic
                 )
-        over_ranks = parallelize(
-            whole,
-            blocks,
-            whole.tensor_parallel_parts(),
-            whole.experts(),
-            whole.causal_attentions(),
+        self.parallelized = parallelize(
+            self.whole,
+            self.blocks,
+            self.whole.tensor_parallel_parts(),
+            self.whole.experts(),
+            self.whole.causal_attentions(),
             config,
             device,
         )
-        torch.manual_seed(config.training.seed + 1 + over_ranks.data_rank)
-        return cls(whole, blocks, over_ranks)
+        torch.manual_seed(config.training.seed + 1 + self.parallelized.data_rank)
 
 
-@dataclass
 class TrainStep:
-    """One step of training. `loss` takes the model's output and a batch's target."""
+    """One step of training, with loss, optimizer, schedule and scaler of `task`; it instruments the model's blocks.
+    `loss` takes the model's output and a batch's target.
+    """
 
-    model: ParallelizedModel
-    loss: nn.Module
-    optimizer: torch.optim.Optimizer
-    schedule: torch.optim.lr_scheduler.LambdaLR
-    scaler: torch.amp.GradScaler
-    instrument: Instrumentation
-    config: Config
-    device: torch.device
-
-    @classmethod
-    def build(
-        cls, model: SpreadModel, task: Task, instrument: Instrumentation, config: Config, device: torch.device
-    ) -> TrainStep:
-        """Build loss, optimizer, schedule and scaler of `task`, and instrument the model's blocks."""
-        loss = task.loss()
-        instrument.watch([*model.blocks, ("loss", loss)])
-        instrument.watch_backward(loss)
-        if model.parallelized.pipeline is not None:
-            model.parallelized.pipeline.around_weights = instrument.recorder.computes
-            for stage in model.parallelized.pipeline.modules:
+    def __init__(
+        self, model: SpreadModel, task: Task, instrument: Instrumentation, config: Config, device: torch.device
+    ) -> None:
+        self.model, self.instrument, self.config, self.device = model.parallelized, instrument, config, device
+        self.loss = task.loss()
+        instrument.watch([*model.blocks, ("loss", self.loss)])
+        instrument.watch_backward(self.loss)
+        if self.model.pipeline is not None:
+            self.model.pipeline.around_weights = instrument.recorder.computes
+            for stage in self.model.pipeline.modules:
                 instrument.watch_backward(stage)  # where the loss is another rank's
-        optimizer = make_optimizer(model.whole.parameters(), task)
-        schedule = make_schedule(optimizer, config)
+        self.optimizer = make_optimizer(model.whole.parameters(), task)
+        self.schedule = make_schedule(self.optimizer, config)
         fp16 = config.training.mixed_precision is Precision.fp16  # a scaler that is not enabled does nothing
-        scaler = model.parallelized.scaler(device.type, enabled=fp16)
-        return cls(model.parallelized, loss, optimizer, schedule, scaler, instrument, config, device)
+        self.scaler = self.model.scaler(device.type, enabled=fp16)
 
     def run(self, batches: Iterator[Batch], facts: StepFacts) -> None:
         """Train on the next `gradient_accumulation` micro-batches, as one recorded step."""
@@ -264,7 +249,7 @@ class Loop:
         elsewhere: LentRecord | None = None,
     ) -> None:
         task = task_of(config)
-        model = SpreadModel.build(task, config, device)
+        model = SpreadModel(task, config, device)
         settings = config.instrument
         self.calibrations: list[Calibration] = []
         self._calibrator = Calibrator(
@@ -296,7 +281,7 @@ class Loop:
         self._calibrator.attach(self.instrument.recorder)
         if (every := observed_every(settings.every)) != 1 and self.instrument.why_off is None:
             self.instrument.recorder.sampler = Sampler(every, 0, 0, config.telemetry.warmup_steps)
-        self.step_of_training = TrainStep.build(model, task, self.instrument, config, device)
+        self.step_of_training = TrainStep(model, task, self.instrument, config, device)
         self.batches = task.batches(model.parallelized.data_rank, model.parallelized.data_size, device).for_ever
         self._batches = self.batches()
         self.model, self.steps_done = model.parallelized.module, 0
