@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import cache
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -23,10 +23,8 @@ from aorta.instrument.dispatcher import counts_point_to_point, worker_threads
 from aorta.records.ring_file import RingGroup
 from aorta.records.schema import STALL_CUTOFF_NS, InstrumentMode, StallCutoff
 
-_T = TypeVar("_T")
 
-
-def labelled(kind: str, seq: int, group: str, issue: Callable[[], _T]) -> Callable[[], _T]:
+def labelled(kind: str, seq: int, group: str, issue: Callable[[], Any]) -> Callable[[], Any]:
     """Return `issue` unchanged, or wrapped in its label `comm:<kind>#<seq> group=<name>` while a profiler is on (C17).
 
     gloo's own rows of a trace carry no sequence number, by which they could be matched across ranks. Where no profiler
@@ -35,7 +33,7 @@ def labelled(kind: str, seq: int, group: str, issue: Callable[[], _T]) -> Callab
     if not profiler._is_profiler_enabled:
         return issue
 
-    def call() -> _T:
+    def call() -> Any:
         with profiler.record_function(f"comm:{kind}#{seq} group={group}"):
             return issue()
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from aorta.distributed.cuda import is_capturing
-from aorta.instrument.event_clock import EventClock, Mark, on_host
+from aorta.instrument.event_clock import HostClock, Mark, on_host
 from aorta.instrument.recorder import Recorder, Scalar, bits_of
 from aorta.instrument.ring_rows import RingRows
 from aorta.records import ring_file as rf
@@ -45,7 +45,7 @@ class DeviceRecorder(Recorder):
         self,
         ring: RingFile,
         interceptor: NativeInterceptor | PythonInterceptor,
-        clock: EventClock,
+        clock: HostClock,
         issued_by_backends: Callable[[], dict[int, int | None]],
         sink: Callable[[Step], None],
     ) -> None:

@@ -40,7 +40,8 @@ BRACKETS = 20
 
 
 class HostClock:
-    """Takes and reads marks. This one is the host's clock: a mark is its own reading; nothing is pooled or waited for.
+    """Takes and reads marks; those of devices derive from it. Of the host a mark is its own reading; nothing is pooled
+    or waited for.
 
     Attributes:
         bound_ns: how far the device's time and the host's may be apart, 0 where both are one clock. As events tell the
@@ -76,10 +77,6 @@ class HostClock:
     def facts(self) -> DeviceClockFacts | None:
         """Return how accurately device time maps to host time; None if they are one clock. Synchronises as `drain`."""
         return None
-
-
-EventClock: TypeAlias = HostClock
-"""Any clock: the host's, or a device's, which derives from it."""
 
 
 def anchor_event(device: torch.device) -> tuple[Any, int, int]:

@@ -24,7 +24,7 @@ from aorta.instrument.dispatcher import DispatcherHook, Handler, Interception, c
 from aorta.instrument.emulation.emulated_link import HostLinks
 from aorta.instrument.emulation.network import EmulatedNetwork
 from aorta.instrument.emulation.stand_in import NO_VALUES, SWITCH_INTERVAL_S, counts_of_ranks
-from aorta.instrument.event_clock import DeviceClock, EventClock, HostClock
+from aorta.instrument.event_clock import DeviceClock, HostClock
 from aorta.instrument.native.build import compiled, load
 from aorta.instrument.native.native_interceptor import (
     NativeDeviceClock,
@@ -106,7 +106,7 @@ class Instrumentation:
             self.why_off = "instrument.mode=off: nothing was looked at"
         elif module is None and on_a_device:
             self.why_off = NOT_COMPILED.format(why=timed_by.partition(": ")[2])
-        clock: EventClock = HostClock()
+        clock = HostClock()
         if on_a_device:
             clock = DeviceClock(device) if module is None else NativeDeviceClock(module, device)
             elsewhere = None  # only this process can ask the device

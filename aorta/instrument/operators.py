@@ -77,19 +77,14 @@ def offered() -> dict[str, Operator]:
     return {name: operator for name, operator in OPERATORS.items() if hasattr(torch.ops.c10d, name)}
 
 
-def position_of_async_op(name: str) -> int | None:
-    """Return the position of `async_op` among the arguments; None for operators without it (always asynchronous)."""
-    return next((i for i, argument in enumerate(_arguments(name)) if argument.name == "async_op"), None)
+def position_of(name: str, *arguments: str) -> int | None:
+    """Return the position of the argument with one of these names; None for operators without it."""
+    return next((i for i, argument in enumerate(_arguments(name)) if argument.name in arguments), None)
 
 
 @cache
 def position_of_group(name: str) -> int:
     return next(i for i, argument in enumerate(_arguments(name)) if str(argument.type).endswith("ProcessGroup"))
-
-
-def position_of_peer(name: str) -> int | None:
-    """Return the position of the other rank among the arguments of a send or a receive; None for other operators."""
-    return next((i for i, argument in enumerate(_arguments(name)) if argument.name in ("dst", "src")), None)
 
 
 def _arguments(name: str) -> Any:
@@ -105,7 +100,7 @@ def tensors_in(argument: Any) -> list[torch.Tensor]:
 
 
 def is_async(args: Arguments, position: int | None) -> bool:
-    """Return whether the caller continues without waiting; the dispatcher omits trailing defaults, and the default is
-    asynchronous.
+    """Return whether the caller continues without waiting. `position`: of `async_op`; None: it always does. The
+    dispatcher omits trailing defaults, and the default is asynchronous.
     """
     return position is None or position >= len(args) or bool(args[position])

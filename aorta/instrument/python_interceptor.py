@@ -42,8 +42,8 @@ from aorta.instrument.operators import (
     OPERATORS,
     Operator,
     offered,
+    position_of,
     position_of_group,
-    position_of_peer,
 )
 from aorta.instrument.recorder import StepFunctions, bits_of
 from aorta.instrument.ring_rows import NOWHERE, RingRows
@@ -108,7 +108,7 @@ class PythonInterceptor:
         self.begin_span, self.end_span = self.rows.begin_span, self.rows.end_span
         self._kept = KeptAlive()
         self._calls = {
-            name: _CallFacts(operator, number, position_of_group(name), position_of_peer(name))
+            name: _CallFacts(operator, number, position_of_group(name), position_of(name, "dst", "src"))
             for number, (name, operator) in enumerate(offered().items())
         }
         # Keyed by identity, so that C++ need not be asked for a name or a size; the groups stay alive until `close`.

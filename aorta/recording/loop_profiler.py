@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -132,13 +132,10 @@ class LoopProfiler:
     @contextmanager
     def open(self, start_step: int = 0) -> Iterator[WindowRecording | NullProfiler]:
         """Start and close around a `with` block, in which `step()` of torch's own profiler is called."""
-        recording = self.start(start_step)
-        try:
+        with ExitStack() as stack:
+            recording = self.start(start_step)
+            stack.push(self)
             yield recording
-        except BaseException as error:
-            self.abandon(error)
-            raise
-        self.close()
 
     def __enter__(self) -> Self:
         self.start()

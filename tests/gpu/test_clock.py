@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from aorta.distributed import cuda
-from aorta.instrument.event_clock import DeviceClock, EventClock
+from aorta.instrument.event_clock import DeviceClock, HostClock
 from aorta.instrument.native.native_interceptor import NativeDeviceClock
 from tests.gpu.device import compiled_part, cycles_per_ms, needs_gpu, simulated_only, standing_still
 from tests.simulated import device as simulated
@@ -21,18 +21,18 @@ EVENT_NS = 1_000
 
 
 @pytest.fixture(params=[False, True], ids=["python", "native"])
-def clock(request: pytest.FixtureRequest, device: torch.device) -> EventClock:
+def clock(request: pytest.FixtureRequest, device: torch.device) -> HostClock:
     module = compiled_part(wanted=request.param)
     return DeviceClock(device) if module is None else NativeDeviceClock(module, device)
 
 
-def read(clock: EventClock, mark: object) -> int:
+def read(clock: HostClock, mark: object) -> int:
     value = clock.read_ns(mark)
     assert value is not None
     return value
 
 
-def test_kernels_last_as_long_as_they_do_and_epochs_chain_in_whatever_order_they_are_read(clock: EventClock) -> None:
+def test_kernels_last_as_long_as_they_do_and_epochs_chain_in_whatever_order_they_are_read(clock: HostClock) -> None:
     per_ms, marks = cycles_per_ms(), []
     for length_ms in (2, 20, 100):
         clock.new_epoch()
@@ -54,7 +54,7 @@ def lasted(found_ms: float, length_ms: float) -> bool:
     return abs(found_ms - length_ms) <= 0.05 * length_ms + 0.05
 
 
-def test_marks_are_read_once_they_happened(clock: EventClock, device: torch.device) -> None:
+def test_marks_are_read_once_they_happened(clock: HostClock, device: torch.device) -> None:
     before = clock.mark()
     torch.cuda.synchronize()
     with standing_still(device):
@@ -65,7 +65,7 @@ def test_marks_are_read_once_they_happened(clock: EventClock, device: torch.devi
     assert clock.read_ns(mark) is not None
 
 
-def test_a_mark_of_an_epoch_that_has_not_begun_is_unknown(clock: EventClock, device: torch.device) -> None:
+def test_a_mark_of_an_epoch_that_has_not_begun_is_unknown(clock: HostClock, device: torch.device) -> None:
     other = torch.Stream(device)
     with standing_still(device):
         clock.new_epoch()
@@ -78,7 +78,7 @@ def test_a_mark_of_an_epoch_that_has_not_begun_is_unknown(clock: EventClock, dev
     assert read(clock, mark) <= read(clock, behind)
 
 
-def test_a_mark_that_is_held_keeps_its_reading_while_others_are_used_again(clock: EventClock) -> None:
+def test_a_mark_that_is_held_keeps_its_reading_while_others_are_used_again(clock: HostClock) -> None:
     held = clock.mark()
     clock.drain()
     first = read(clock, held)
@@ -120,7 +120,7 @@ def test_marks_stay_on_the_hosts_clock_where_the_devices_passes_at_another_rate(
     assert abs(facts.drift_ns) <= facts.bound_at_start_ns + facts.bound_at_end_ns + 10_000
 
 
-def test_the_facts_say_how_well_the_device_is_placed(clock: EventClock) -> None:
+def test_the_facts_say_how_well_the_device_is_placed(clock: HostClock) -> None:
     facts = clock.facts()
     assert 0 <= facts.bound_at_start_ns < PLACE_NS
     assert facts.drift_ns is not None

@@ -16,7 +16,7 @@ import torch
 
 from aorta.errors import InstrumentError
 from aorta.instrument.dispatcher import PrivateName, check_torch, counts_point_to_point, issued_by, private_names
-from aorta.instrument.operators import OPERATORS, is_async, offered, position_of_async_op
+from aorta.instrument.operators import OPERATORS, is_async, offered, position_of
 from aorta.timeline.classes import KINDS
 
 
@@ -25,7 +25,7 @@ def test_the_table_fits_the_schemas_and_has_every_collective_of_this_torch() -> 
         operator, arguments = OPERATORS[name], getattr(torch.ops.c10d, name).default._schema.arguments
         assert operator.kind in KINDS
         assert operator.argument is None or "Tensor" in str(arguments[operator.argument].type), name
-        assert (position_of_async_op(name) is None) == all(each.name != "async_op" for each in arguments), name
+        assert (position_of(name, "async_op") is None) == all(each.name != "async_op" for each in arguments), name
     known = {name.removeprefix("c10d::") for name in torch._C._dispatch_get_all_op_names() if name.startswith("c10d::")}
     moves_data = {name for name in known if "ProcessGroup" in str(getattr(torch.ops.c10d, name).default._schema)}
     # A debugging aid that never overlaps with anything and has no work handle.

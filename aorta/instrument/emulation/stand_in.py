@@ -36,9 +36,9 @@ from aorta.instrument.device_streams import wait_unseen
 from aorta.instrument.dispatcher import Original, Work, group_in, implemented
 from aorta.instrument.emulation.emulated_link import HostLinks, StreamSleep
 from aorta.instrument.emulation.network import EmulatedNetwork
-from aorta.instrument.event_clock import EventClock, Mark
+from aorta.instrument.event_clock import HostClock, Mark
 from aorta.instrument.in_flight import InFlight
-from aorta.instrument.operators import is_async, offered, position_of_async_op, position_of_group, tensors_in
+from aorta.instrument.operators import is_async, offered, position_of, position_of_group, tensors_in
 
 
 class StandInRank(NamedTuple):
@@ -66,7 +66,7 @@ class StandIn:
         InstrumentError: this torch cannot make a work handle from a future.
     """
 
-    def __init__(self, device: torch.device, clock: EventClock, on_stall: Callable[[Mark, Mark], None]) -> None:
+    def __init__(self, device: torch.device, clock: HostClock, on_stall: Callable[[Mark, Mark], None]) -> None:
         self._make_work = work_maker("baseline=true")
         self._clock, self._on_stall = clock, on_stall
         self._device = device
@@ -272,7 +272,7 @@ class _Backend:
     def on_device(self, name: str, *args: Any) -> Any:
         group, issued = self._issue(name, args)
         caller = stream = torch.accelerator.current_stream(self._device)
-        asynchronous = is_async(args, position_of_async_op(name))
+        asynchronous = is_async(args, position_of(name, "async_op"))
         if asynchronous:
             if group.stream is None:
                 group.stream = torch.Stream(self._device)

@@ -29,7 +29,7 @@ from aorta.instrument.dispatcher import (
     shares_communicator,
 )
 from aorta.instrument.event_clock import HostClock, Mark
-from aorta.instrument.operators import offered, position_of_async_op, position_of_group, position_of_peer
+from aorta.instrument.operators import offered, position_of, position_of_group
 from aorta.instrument.recorder import StepFunctions
 from aorta.instrument.transparent import not_compiled
 from aorta.records.progress import COUNT_WORD, LAYOUT, PHASES, ROWS_AT, WORD
@@ -88,7 +88,7 @@ class NativeInterceptor:
     ) -> None:
         self._groups, self._ring = groups, ring
         operators = [
-            (name, operator, position_of_group(name), position_of_async_op(name), position_of_peer(name))
+            (name, operator, position_of_group(name), position_of(name, "async_op"), position_of(name, "dst", "src"))
             for name, operator in offered().items()
         ]
         layout = COUNT_WORD * WORD, ROWS_AT, ring.slots, list(DTYPES), LAYOUT
