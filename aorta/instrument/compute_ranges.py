@@ -181,7 +181,12 @@ def taken_out(module: nn.Module) -> Callable[[bool], None]:
         if _observers_of(part) is not None:
             observed.append((part, part.__dict__.pop(_IN_PLACE_OF_HOOKS)))
         for hooks in (part._forward_pre_hooks, part._forward_hooks):
-            ours = [key for key, hook in hooks.items() if isinstance(hook, ModuleHook) or _replaces_hook(hook)]
+            # In a copy of a module a function of the standard library stands for a hook.
+            ours = [
+                key
+                for key, hook in hooks.items()
+                if isinstance(hook, ModuleHook) or isinstance(getattr(hook, "__self__", None), nullcontext)
+            ]
             if ours:
                 taken.append((hooks, list(hooks.items())))
             for key in ours:
@@ -195,10 +200,6 @@ def taken_out(module: nn.Module) -> Callable[[bool], None]:
             part.__dict__[_IN_PLACE_OF_HOOKS] = call
 
     return put_back
-
-
-def _replaces_hook(hook: object) -> bool:
-    return isinstance(getattr(hook, "__self__", None), nullcontext)
 
 
 def needing_gradient(values: Any) -> list[torch.Tensor]:

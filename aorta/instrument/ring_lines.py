@@ -194,7 +194,6 @@ class RingLines:
         return not (self._unread or self._lines or self._has_stopped or self._elsewhere)
 
     def _stop(self) -> None:
-        """Make no line any more."""
         self._has_stopped = True
         self._sink = lambda _step: None
         self._lines.clear()

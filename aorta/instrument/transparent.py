@@ -42,33 +42,26 @@ def put_around(function: Callable[..., Any], before: Before) -> Callable[..., An
     return called
 
 
-def unseen_hook(observe: Callable[..., None]) -> Callable[..., None]:
-    """Return a hook that observes what is not traced."""
-
-    @wraps(observe)
-    def called(*args: Any, **kwargs: Any) -> None:
-        if not torch.compiler.is_compiling():
-            observe(*args, **kwargs)
-
-    return not_compiled(called)
-
-
 def hook_optimizers() -> None:
     """Register the hooks that `observed_steps` needs, until the process ends. Code is compiled again when their number
     changes, so a program that is to notice nothing has them from its import of torch on.
     """
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+    @not_compiled
     def before(*args: Any) -> None:
-        for before_step, _ in tuple(_observers):
-            before_step(*args)
+        if not torch.compiler.is_compiling():
+            for before_step, _ in tuple(_observers):
+                before_step(*args)
 
+    @not_compiled
     def after(*args: Any) -> None:
-        for _, after_step in tuple(_observers):
-            after_step(*args)
+        if not torch.compiler.is_compiling():
+            for _, after_step in tuple(_observers):
+                after_step(*args)
 
-    _hooks.append(register_optimizer_step_pre_hook(unseen_hook(before)))
-    _hooks.append(register_optimizer_step_post_hook(unseen_hook(after)))
+    _hooks.append(register_optimizer_step_pre_hook(before))
+    _hooks.append(register_optimizer_step_post_hook(after))
 
 
 @contextmanager

@@ -235,7 +235,6 @@ class TrainingRun:
                 )
 
     def _fabric(self, stack: ExitStack) -> EmulatedNetwork | None:
-        """Return the emulated fabric, where one was asked for."""
         settings = self.config.fabric
         if not isinstance(settings, EmulatedFabric):
             return None
@@ -258,7 +257,6 @@ class TrainingRun:
         return EmulatedNetwork(settings, self.topology.rank, self.ranks, folder)
 
     def _request(self, model: SpreadModel, first: int, stop: int) -> RunRequest:
-        """Return what the record and the manifest say about this training."""
         config = self.config
         plan = {
             "strategy": config.parallel.strategy,
