@@ -99,7 +99,7 @@ class RingLines:
     """
 
     def __init__(self, ring: RingFile, sink: Callable[[Step], None], elsewhere: LentRecord | None) -> None:
-        self.steps_written = self.steps_lost = 0
+        self.steps_lost = 0
         self._ring, self._sink, self._elsewhere = ring, sink, elsewhere
         self._lines, self._read = deque[Step](), RingSteps(ring)
         self._unread, self._looked_s = 0, time.monotonic()
@@ -224,7 +224,6 @@ class RingLines:
         try:
             while self._lines:
                 self._sink(self._lines.popleft())
-                self.steps_written += 1
         finally:
             self._lines_ns += time.perf_counter_ns() - began_ns
             self._shares = max(len(lines), 1)

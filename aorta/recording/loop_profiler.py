@@ -159,11 +159,8 @@ class LoopProfiler:
             accounts = [NOTHING] * self._topology.world_size
             accounts[self._topology.rank] = account(self._recording, self._topology)
         return [
-            (
-                Moment(**{name: value for name, value in row.items() if name != "paths"}),
-                [None if path is None else Path(path) for path in row["paths"]],
-            )
-            for row in saved_traces(accounts or ())
+            (Moment(**moment), [None if path is None else Path(path) for path in paths])
+            for moment, paths in saved_traces(accounts or ())
         ]
 
     def check(self, topology: Topology, peers: Peers, *, resuming: bool) -> None:

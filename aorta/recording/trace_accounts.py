@@ -54,16 +54,16 @@ def account(profiler: WindowRecording | NullProfiler, topology: Topology) -> Acc
     return {**of_rank, "windows": windows, "kept": kept, "pending": pending}
 
 
-def saved_traces(accounts: Sequence[Account]) -> list[dict[str, Any]]:
-    """Return, per window and newest last, the fields of its `Moment`, and `paths`: its trace by global rank, None where
-    that rank has none on its disk.
+def saved_traces(accounts: Sequence[Account]) -> list[tuple[dict[str, Any], list[str | None]]]:
+    """Return, per window and newest last, the fields of its `Moment`, and its trace by global rank, None where that
+    rank has none on its disk.
     """
-    by_batch: dict[int, dict[str, Any]] = {}
+    by_batch: dict[int, tuple[dict[str, Any], list[str | None]]] = {}
     for rank, of_rank in enumerate(accounts):
         for entry in of_rank["kept"]:
             moment = {name: value for name, value in entry.items() if name != "path"}
-            row = by_batch.setdefault(moment["batch"], {**moment, "paths": [None] * len(accounts)})
-            row["paths"][rank] = entry["path"]
+            _, paths = by_batch.setdefault(moment["batch"], (moment, [None] * len(accounts)))
+            paths[rank] = entry["path"]
     return [by_batch[batch] for batch in sorted(by_batch)]
 
 
@@ -86,7 +86,7 @@ def publish(accounts: Sequence[Account], folder: RunFolder | None) -> None:
             for rank, of_rank in enumerate(accounts)
             if of_rank["windows"]
         }
-        kept = [{**row, "paths": list(map(shown, row["paths"]))} for row in saved_traces(accounts)]
+        kept = [{**moment, "paths": list(map(shown, paths))} for moment, paths in saved_traces(accounts)]
         traces = {"ranks": ranks, "saved_traces": kept, "unfinished": unfinished}
         try:
             write_manifest(folder, {**read_manifest(root), "traces": traces})

@@ -76,7 +76,7 @@ def test_finish_gives_callbacks_that_are_on_their_way_some_time(rig: Rig, monkey
     monkeypatch.setattr(ring_lines.time, "sleep", lambda _seconds: rig.interceptor._over(late))
     rig.recorder.finish()
     assert rig.lines[0].coverage.complete
-    assert rig.recorder.steps_written == 1
+    assert len(rig.lines) == 1
 
 
 @pytest.mark.parametrize("end", ["finish", "salvage"])
@@ -214,7 +214,7 @@ def test_steps_whose_rows_were_overwritten_are_counted_and_the_report_says_it(tm
     rig.recorder.finish()
     written = [line.global_step for line in rig.lines]
     assert written == list(range(20 - len(written), 20))
-    assert (rig.recorder.steps_written, rig.recorder.steps_lost) == (len(written), 20 - len(written))
+    assert rig.recorder.steps_lost == 20 - len(written)
     assert 0 < len(written) < 20
     write_rank(tmp_path, header(world_size=1), rig.lines, footer(len(written), steps_lost=rig.recorder.steps_lost))
     health = load_run(tmp_path).health
