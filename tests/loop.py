@@ -8,7 +8,6 @@ import torch
 
 from aorta.config.resolve import Resolved, resolve
 from aorta.distributed.topology import Topology
-from aorta.instrument.emulation.network import EmulatedNetwork
 from aorta.instrument.ring_lines import LentRecord
 from aorta.recording import train_step
 from aorta.records.ring_file import RingFile
@@ -30,8 +29,7 @@ class Loop(train_step.Loop):
         topology: Topology,
         device: torch.device,
         sink: Callable[[Step], None],
-        fabric: EmulatedNetwork | None = None,
         ring: RingFile | None = None,
         elsewhere: LentRecord | None = None,
     ) -> None:
-        super().__init__(resolved(*words).config, topology, device, sink, fabric, ring, elsewhere)
+        super().__init__(resolved(*words).config, topology, device, sink, ring, elsewhere)

@@ -52,7 +52,6 @@ from aorta.records.progress import NO_PEER
 from aorta.records.ring_file import RingFile, RingGroup
 from aorta.records.schema import STALL_CUTOFF_NS, EndSource
 
-_CPU = torch.device("cpu")
 _NUMBERS = {dtype: number for number, dtype in enumerate(DTYPES)}
 
 

@@ -23,7 +23,6 @@ from aorta.config.resolve import Resolved, resolve
 from aorta.config.schema import PP, Config, Precision, register
 from aorta.config.schema import Instrument as InstrumentSettings
 from aorta.distributed.topology import Topology
-from aorta.instrument.emulation.network import EmulatedNetwork
 from aorta.instrument.instrumentation import Instrumentation
 from aorta.instrument.recorder import Scalar
 from aorta.instrument.ring_lines import LentRecord
@@ -217,12 +216,12 @@ def resolved(*words: str) -> Resolved:
 
 
 class Loop:
-    """A distributed, instrumented model without a run's folder; `step()` trains once. Needs an open process group.
+    """A distributed, instrumented model without a run's folder; `step()` trains once. Needs an open process group, and
+    has the real network, whatever `config` says.
 
     Args:
         config: as `resolved` makes it of arguments.
         sink: receives finished steps.
-        fabric: delays collectives; None: the real network, whatever `config` says.
         ring: of the rank; None: one in memory.
         elsewhere: as `Instrumentation` takes it.
 
@@ -244,7 +243,6 @@ class Loop:
         topology: Topology,
         device: torch.device,
         sink: Callable[[Step], None],
-        fabric: EmulatedNetwork | None = None,
         ring: RingFile | None = None,
         elsewhere: LentRecord | None = None,
     ) -> None:
@@ -272,7 +270,6 @@ class Loop:
             read_clocks(),
             finished,
             settings.stream_priority,
-            fabric,
             native=settings.native,
             dedicated_async=settings.dedicated_async,
             ring=ring,
