@@ -190,7 +190,7 @@ def recording(
             yield instrument
             instrument.recorder.finish()
             groups = {name: list(group.ranks) for name, group in instrument.groups.items()}
-            writer.write(Footer("completed", 0, instrument.recorder.steps_written, read_clocks(), groups))
+            writer.write(Footer("completed", 0, writer.steps_written, read_clocks(), groups))
 
 
 def run(case: Case, folder: Path, peers: Peers, place: Path | None) -> None:
