@@ -56,10 +56,10 @@ from aorta.config.override_words import translate
 from aorta.config.profiling import problem_of, selected_ranks
 from aorta.documents import as_json
 from aorta.errors import AortaError, DeviceUnreadable, GateFailed, Inconclusive, RunIncomplete
+from aorta.experiments.launch_engine import PLAN_JOURNAL, Journal, read_journal
 from aorta.experiments.launch_folder import open_folder, run_of
-from aorta.experiments.launch_journal import PLAN_JOURNAL, Journal, read_plan_history
+from aorta.experiments.plan import read_plan
 from aorta.experiments.plan_command import parse
-from aorta.experiments.plan_options import read_plan
 from aorta.merge.merge_traces import merge_traces
 from aorta.read.engines import Local
 from aorta.read.locations import is_location, label_of, load_source
@@ -335,7 +335,7 @@ def _plan(case: Path, out: Path) -> None:
     run_of(folder / "reference" / "00")
     if folder.is_dir():
         with contextlib.closing(Journal(folder / PLAN_JOURNAL, "in use")):
-            read_plan_history(folder)
+            read_journal(folder)
         open_folder(read_plan(parse(["--output", str(folder)]), case), {}, {})
     read_plan(parse(["--plan", str(case / "plan.yaml"), "--output", str(out / "plan")]), case)
 

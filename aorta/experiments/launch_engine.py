@@ -1,6 +1,13 @@
-"""Carries out a plan: starts its launches one after another, and says what became of each.
+"""Carries out a plan: starts its launches one after another, says what became of each, and keeps a journal of it, so
+that a plan that was killed can be taken up again.
 
-Must not look into a record beyond asking whether it is there, or leave a process behind.
+The journal has a line for each event (`PlanOpened`, `Started`, `Ended`, `Closed`), and one process writes it. A line is
+on the disk when `write` returns; one that a kill cut short stays alone, and is left out when the journal is read.
+
+    with closing(Journal(folder / PLAN_JOURNAL, in_use="another process runs this plan")) as journal:
+        run_plan(plan, journal)
+
+Must not look into a record beyond asking whether it is there, change a line of the journal, or leave a process behind.
 """
 
 from __future__ import annotations
@@ -9,33 +16,145 @@ import os
 import secrets
 import statistics
 import sys
+import weakref
 from collections.abc import Sequence
 from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, TypeAlias
 
+import msgspec
 from tqdm import tqdm
 
 from aorta.command_line import rounded_time, to_stderr, tolerate_closed_terminal
-from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE, RunIncomplete, ToolMissing
+from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE, ConfigError, RecordWriteError, RunIncomplete, ToolMissing
 from aorta.experiments.launch_folder import host, last_error, last_lines, put_aside, run_of
-from aorta.experiments.launch_journal import (
-    DONE,
-    FAILED,
-    LOST,
-    STOPPED,
-    Closed,
-    Ended,
-    Journal,
-    PlanOpened,
-    Started,
-    now,
-    read_plan_history,
-)
-from aorta.experiments.launch_plan import Plan, PlannedLaunch
+from aorta.experiments.plan import Plan, PlannedLaunch
 from aorta.experiments.process import LaunchEnd, StopRequest, end_marked, launch, launch_environment
-from aorta.records.files import whole_file, write_whole
+from aorta.records.files import lock_file, open_own, read_lines, whole_file, write_whole
 from aorta.records.run_files import MANIFEST_FILE
-from aorta.redaction import hide, redact
+from aorta.redaction import hide, redact, redacted
 from aorta.terminal_style import printable
+
+PLAN_JOURNAL: Final = "journal.jsonl"
+DONE: Final = "done"
+"""The launch ended with 0 and left what was asked of it."""
+FAILED: Final = "failed"
+"""It ended with another code, left too few records, or lasted too long."""
+STOPPED: Final = "stopped"
+"""A signal to the runner ended it."""
+LOST: Final = "lost"
+"""The runner ended before the launch did; a later runner noted it."""
+
+
+class PlanOpened(msgspec.Struct, tag="open", tag_field="event", frozen=True):
+    """A runner of a plan began. `time` here and below: UTC, ISO 8601."""
+
+    time: str
+    host: dict[str, Any] = {}
+    pid: int | None = None
+
+
+class Started(msgspec.Struct, tag="start", tag_field="event", frozen=True):
+    """A launch of a plan is about to be started. `id` marks its processes, `log` is seen from the plan's folder."""
+
+    time: str
+    id: str
+    launch: str
+    order: int
+    attempt: int
+    command: list[str] = []
+    log: str | None = None
+
+
+class Ended(msgspec.Struct, tag="end", tag_field="event", frozen=True):
+    """A launch of a plan has ended; `reason` says why it is not done, `kept` where its folder was put aside."""
+
+    time: str
+    id: str
+    launch: str
+    order: int
+    attempt: int
+    outcome: str
+    exit_code: int | None
+    seconds: float | None
+    run_id: str | None
+    reason: str | None = None
+    kept: str | None = None
+    left_behind: int = 0
+    last_lines: list[str] = []
+
+
+class Closed(msgspec.Struct, tag="close", tag_field="event", frozen=True):
+    """The runner of a plan ended."""
+
+    time: str
+    exit_code: int
+    failed: list[str]
+
+
+PlanLine: TypeAlias = PlanOpened | Started | Ended | Closed
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+class Journal:
+    """A journal open for appending, made where there is none, and locked against other processes.
+
+    The lock is gone with `close`, with this object or with the process, however it ends. On a disk that has no locks
+    there is none.
+
+    Args:
+        path: of the file. Its folder must be there.
+        in_use: what to tell a person while another process holds the lock.
+
+    Raises:
+        ConfigError: another process holds it, or it cannot be opened.
+    """
+
+    def __init__(self, path: Path, in_use: str) -> None:
+        self.path = path
+        try:
+            self._file = open_own(path)
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error
+        self.close = weakref.finalize(self, self._file.close)
+        if not lock_file(self._file):
+            self.close()
+            raise ConfigError(f"{path.parent}: {in_use}")
+
+    def write(self, *lines: msgspec.Struct) -> None:
+        """Append lines, without secrets; they are on the disk when this returns.
+
+        Raises:
+            RecordWriteError: the file cannot be written.
+        """
+        data = msgspec.json.Encoder().encode_lines(redacted(msgspec.to_builtins(lines)))
+        try:
+            if self._file.seek(0, os.SEEK_END):
+                self._file.seek(-1, os.SEEK_END)
+                if self._file.read(1) != b"\n":  # the last line has no end
+                    data = b"\n" + data
+            while data:
+                data = data[self._file.write(data) :]
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise RecordWriteError(f"{self.path}: cannot be written: {error.strerror or error}") from error
+
+
+def read_journal(folder: Path) -> list[PlanLine]:
+    """Return the journal of the plan in a folder, without lines that a kill cut short; none where there is no journal.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    path = folder / PLAN_JOURNAL
+    try:
+        return read_lines(path, PlanLine)[0] if path.exists() else []
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
 def run_plan(plan: Plan, journal: Journal) -> int | None:
@@ -49,11 +168,16 @@ def run_plan(plan: Plan, journal: Journal) -> int | None:
         ConfigError: the journal cannot be read. RecordWriteError: it cannot be written. RunIncomplete: names the
             launches that are missing.
     """
-    history = read_plan_history(plan.output)
+    lines = read_journal(plan.output)
+    started = [line for line in lines if isinstance(line, Started)]
+    ends = [line for line in lines if isinstance(line, Ended)]
+    ended, last = {end.id for end in ends}, {end.launch: end for end in ends}
+    done = {name: end.run_id for name, end in last.items() if end.outcome == DONE}
     journal.write(PlanOpened(now(), host(), os.getpid()))
     launches = list(plan.order())
     by_name = {planned.name: planned for planned in launches}
-    for start in history.lost:  # what a killed runner left: processes are ended, folders put aside
+    # What a killed runner left: processes are ended, folders put aside.
+    for start in [start for start in started if start.id not in ended]:
         lost, left_behind = by_name.get(start.launch), end_marked(start.id)
         journal.write(
             Ended(
@@ -67,16 +191,15 @@ def run_plan(plan: Plan, journal: Journal) -> int | None:
                 left_behind=left_behind,
             )
         )
-    missing = [
-        planned for planned in launches if run_of(plan.run_folder(planned))[0] != history.done.get(planned.name, "")
-    ]
-    progress = _Progress(len(launches), len(launches) - len(missing), history.seconds)
+    missing = [planned for planned in launches if run_of(plan.run_folder(planned))[0] != done.get(planned.name, "")]
+    seconds = [end.seconds for end in ends if end.outcome == DONE and end.seconds is not None]
+    progress = _Progress(len(launches), len(launches) - len(missing), seconds)
     stop = StopRequest()
     failed: dict[str, str] = {}
     ended_by = None
     with closing(progress), stop.on_signals():
         for planned in missing:
-            starts = sum(start.launch == planned.name for start in history.starts)
+            starts = sum(start.launch == planned.name for start in started)
             why = _launch(plan, planned, 0, starts, journal, progress, stop)
             if why is not None and planned.number > 0 and stop.signal is None:
                 why = _launch(plan, planned, 1, starts, journal, progress, stop)

@@ -23,7 +23,7 @@ import msgspec
 
 from aorta.documents.plans import Side
 from aorta.errors import AnotherPlan, ConfigError
-from aorta.experiments.launch_plan import REFERENCE, Plan, PlannedLaunch
+from aorta.experiments.plan import REFERENCE, Plan, PlannedLaunch
 from aorta.experiments.process import launch_environment
 from aorta.installation import commit_of, training_program
 from aorta.records.files import decode_json, json_text, read_small, unused, whole_file
@@ -93,6 +93,11 @@ def check_words(plan: Plan, allow_unlike: Sequence[str] = ()) -> None:
     Raises:
         ConfigError: with the words of train.py; or a candidate would do other work than the reference.
     """
+    from omegaconf import OmegaConf
+
+    from aorta.analysis.compare.run_comparison import OBSERVED, changes_the_work, differing, observed_steps
+    from aorta.analysis.compare.verdict import Rules
+
     composed: dict[str, dict[str, object]] = {}
     for side in plan.sides:
         if not side.uses_python:
@@ -105,35 +110,17 @@ def check_words(plan: Plan, allow_unlike: Sequence[str] = ()) -> None:
             for variable in [word for word in words if word.partition("=")[0].isupper()][:1]:
                 message += f"\n  for a variable write env.{variable}"
             raise ConfigError(f"{side.name}: train.py does not take {shlex.join(words) or 'no arguments'}:\n{message}")
-        composed[side.name] = _facts(dict(flatten(_yaml(done.stdout), "config.")))
-    _refuse_other_work(composed, allow_unlike)
-
-
-def _yaml(text: str) -> Any:
-    from omegaconf import OmegaConf
-
-    return OmegaConf.to_container(OmegaConf.create(text), resolve=False)
-
-
-def _facts(configuration: dict[str, object]) -> dict[str, object]:
-    """Return what a report would compare, as far as the configuration tells."""
-    from aorta.analysis.compare.run_comparison import OBSERVED, observed_steps
-
-    if configuration.get("config.instrument.mode") != "off":
-        configuration[OBSERVED] = observed_steps(str(configuration.get("config.instrument.every", 1)))
-    return configuration
-
-
-def _refuse_other_work(composed: Mapping[str, Mapping[str, object]], allow_unlike: Sequence[str]) -> None:
-    """Refuse candidates whose configuration would do other work than that of the reference."""
-    from aorta.analysis.compare.run_comparison import changes_the_work, differing
-    from aorta.analysis.compare.verdict import Rules
-
+        configuration: Any = OmegaConf.to_container(OmegaConf.create(done.stdout), resolve=False)
+        # What a report would compare, as far as the configuration tells.
+        values: dict[str, object] = dict(flatten(configuration, "config."))
+        if values.get("config.instrument.mode") != "off":
+            values[OBSERVED] = observed_steps(str(values.get("config.instrument.every", 1)))
+        composed[side.name] = values
     if REFERENCE not in composed:
         return  # a program of its own, whose work its first launch tells
     rules, unlike = Rules(allow_unlike=tuple(allow_unlike)), dict[str, str]()
-    for name, configuration in composed.items():
-        for difference in filter(changes_the_work, differing(composed[REFERENCE], configuration)):
+    for name, values in composed.items():
+        for difference in filter(changes_the_work, differing(composed[REFERENCE], values)):
             if not rules.allows(difference.key):
                 key = difference.key.removeprefix("config.")
                 unlike.setdefault(

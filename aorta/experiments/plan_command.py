@@ -18,7 +18,7 @@ from typing import Final
 
 from aorta.command_line import command, shown_path, to_stderr, to_stdout
 from aorta.errors import EXIT_OK, AnotherPlan, RunIncomplete
-from aorta.experiments.launch_plan import Plan
+from aorta.experiments.plan import Plan
 from aorta.redaction import hide, shown_variables
 
 _DESCRIPTION: Final = """\
@@ -155,7 +155,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 def main(arguments: Sequence[str]) -> int:
     options = parse(arguments)
     from aorta.experiments.launch_folder import check_output, check_words
-    from aorta.experiments.plan_options import launches_needed, read_plan
+    from aorta.experiments.plan import launches_needed, read_plan
 
     plan = read_plan(options, Path.cwd())
     if options.dry_run:
@@ -180,7 +180,7 @@ def main(arguments: Sequence[str]) -> int:
         return stopped
     to_stdout(f"{len(plan.sides)} x {plan.launches} launches in {shown(plan.output)}")
     if plan.aa:
-        from aorta.experiments.launch_medians import publish
+        from aorta.experiments.noise_floor import publish
 
         to_stdout(f"\n{publish(plan)}")
     command = [*report_command(plan), *(word for key in options.allow_unlike for word in ("--allow-unlike", key))]
@@ -199,15 +199,15 @@ def launch_all(plan: Plan, allow_unlike: Sequence[str] = ()) -> int | None:
     Raises:
         ConfigError: the plan cannot be run. RunIncomplete: names the launches that are missing.
     """
-    from aorta.experiments import launch_folder, launch_journal
-    from aorta.experiments.launch_engine import run_plan
+    from aorta.experiments import launch_folder
+    from aorta.experiments.launch_engine import PLAN_JOURNAL, Journal, run_plan
 
     if not (plan.output / launch_folder.PLAN_FILE).exists():
         launch_folder.check_words(plan, allow_unlike)
     launch_folder.open_folder(plan, launch_folder.facts(plan), launch_folder.inherited())
     in_use = "another process runs this plan; wait for it, or stop it"
     try:
-        with closing(launch_journal.Journal(plan.output / launch_journal.PLAN_JOURNAL, in_use)) as journal:
+        with closing(Journal(plan.output / PLAN_JOURNAL, in_use)) as journal:
             return run_plan(plan, journal)
     except OSError as error:
         raise RunIncomplete(f"{error.filename or plan.output}: {error.strerror or error}") from error
@@ -245,7 +245,7 @@ def demo_parser() -> argparse.ArgumentParser:
 def demo(arguments: Sequence[str]) -> int:
     options = demo_parser().parse_intermixed_args(arguments)
     asked = parse([*DEMO_OPTIONS, *DEMO_OVERRIDES, *options.overrides])
-    from aorta.experiments.plan_options import read_plan
+    from aorta.experiments.plan import read_plan
 
     plan = read_plan(asked, Path.cwd())
     to_stderr(f"AORTA demo: DDP with overlap (reference) against without (candidate), {DEMO_LAUNCHES} launches each")

@@ -22,8 +22,8 @@ from omegaconf import OmegaConf
 
 from aorta.config.schema import GROUPS
 from aorta.errors import PeerFailed
+from aorta.experiments.plan import read_plan
 from aorta.experiments.plan_command import parse
-from aorta.experiments.plan_options import read_plan
 from aorta.train_command import compose as main
 from aorta.train_command import main as train
 from tests.config.conftest import ROOT

@@ -26,7 +26,7 @@ from aorta import train_command
 from aorta.analysis.gate import add_gate_arguments
 from aorta.commands import COMMANDS as AORTA_COMMANDS
 from aorta.experiments import plan_command as plans
-from aorta.experiments.plan_options import read_plan
+from aorta.experiments.plan import read_plan
 from aorta.gpu_check import check_command as gpu_check
 from aorta.gpu_check.check_ranks import chosen
 from aorta.train_command import compose as main

@@ -16,10 +16,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from aorta.documents.plans import Side
 from aorta.errors import AnotherPlan, AortaError, ConfigError
 from aorta.experiments import plan_command
-from aorta.experiments.launch_journal import FAILED, LOST, STOPPED, Closed, Ended, PlanOpened, Started
-from aorta.experiments.launch_plan import PLACEHOLDERS, SIDES, Plan
+from aorta.experiments.launch_engine import FAILED, LOST, STOPPED, Closed, Ended, PlanOpened, Started
+from aorta.experiments.plan import PLACEHOLDERS, SIDES, Plan, PlanFile, grid, read_plan
 from aorta.experiments.plan_command import parse
-from aorta.experiments.plan_options import PlanFile, grid, read_plan
 from aorta.records.run_files import KNOWN_VARIABLES, check_variable
 from aorta.report.command import overlap_report
 from tests.docs.pages import fenced

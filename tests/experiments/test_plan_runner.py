@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from aorta.experiments import launch_folder
-from aorta.experiments.launch_medians import variation
+from aorta.experiments.noise_floor import variation
 from aorta.experiments.process import MARK
 from aorta.installation import commit_of
 from aorta.read.record import load_run

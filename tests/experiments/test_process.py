@@ -27,7 +27,7 @@ import pytest
 
 from aorta.errors import ConfigError, RecordWriteError
 from aorta.experiments import process
-from aorta.experiments.launch_journal import PLAN_JOURNAL, Closed, Journal, PlanLine
+from aorta.experiments.launch_engine import PLAN_JOURNAL, Closed, Journal, PlanLine
 from aorta.experiments.process import (
     LAUNCHER_VARIABLES,
     MARK,

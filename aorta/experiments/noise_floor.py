@@ -1,40 +1,22 @@
-"""The median of each metric of one launch; and the noise floor of an A/A plan: how far these medians lie apart.
+"""The noise floor of an A/A plan: how far the medians of its launches lie apart.
 
 Must not pool steps of different launches (they are correlated within one), or judge.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from operator import itemgetter
-from pathlib import Path
 from typing import Any, Final
 
 from aorta.documents.metrics import Unit
 from aorta.errors import RunIncomplete
-from aorta.experiments.launch_plan import Plan
+from aorta.experiments.plan import Plan
 from aorta.records.files import json_text, write_whole
 
 NOISE_FILE: Final = "noise_floor.json"
 NOISE_VERSION: Final = 1
 _SHOWN: Final = ("job_step_ms", "overlap_ratio", "exposed_share", "compute_ms", "comm_ms", "exposed_comm_ms", "idle_ms")
-
-
-def medians_of(folder: Path) -> tuple[dict[str, float | None], Mapping[str, object] | None]:
-    """Read one launch.
-
-    Returns:
-        The median of each metric over the rank-steps used, None where it is unknown; and what the emulated network was.
-
-    Raises:
-        InputError: it cannot be read.
-    """
-    from aorta.analysis.aggregate import LabelledRun, metrics_of
-    from aorta.read.record import load_run
-
-    dataset = LabelledRun(folder.name, load_run(folder))
-    metrics = metrics_of(dataset, by_rank=False) if dataset.used.any() else {}
-    return {name: metric.median for name, metric in metrics.items()}, dataset.run.health.emulated_fabric
 
 
 def publish(plan: Plan) -> str:
@@ -44,17 +26,25 @@ def publish(plan: Plan) -> str:
     Raises:
         RunIncomplete: launches are missing, or the file cannot be written. InputError: a run folder cannot be read.
     """
+    from aorta.analysis.aggregate import LabelledRun, metrics_of
     from aorta.documents.metrics import in_order, metric_named
+    from aorta.read.record import load_run
+    from aorta.report.tables import Column, Table, text_column, text_lines
 
     order = list(plan.order())
     missing = [launch.name for launch in order if not plan.run_folder(launch).is_dir()]
     if missing:
         raise RunIncomplete(f"no noise floor: {', '.join(missing)} missing in {plan.output}")
-    launches = [medians_of(plan.run_folder(launch)) for launch in order]
-    sides, fabric = [launch.side.name for launch in order], launches[-1][1]
+    launches: list[dict[str, float | None]] = []  # metric -> its median over the rank-steps used
+    for folder in map(plan.run_folder, order):
+        dataset = LabelledRun(folder.name, load_run(folder))
+        fabric = dataset.run.health.emulated_fabric
+        of_launch = metrics_of(dataset, by_rank=False) if dataset.used.any() else {}
+        launches.append({name: metric.median for name, metric in of_launch.items()})
+    sides = [launch.side.name for launch in order]
     metrics = {
-        name: variation([medians.get(name) for medians, _ in launches], sides, metric_named(name).unit)
-        for name in in_order({name for medians, _ in launches for name in medians})
+        name: variation([medians.get(name) for medians in launches], sides, metric_named(name).unit)
+        for name in in_order({name for medians in launches for name in medians})
     }
     floor = {
         "noise_floor_version": NOISE_VERSION,
@@ -66,11 +56,9 @@ def publish(plan: Plan) -> str:
     }
     path = plan.output / NOISE_FILE
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, json_text(floor).encode())
     except OSError as error:
         raise RunIncomplete(f"{path}: cannot be written: {error.strerror or error}") from error
-    from aorta.report.tables import Column, Table, text_column, text_lines
 
     def of_metric(key: str, title: str) -> Column:
         return Column(key, title, unit=itemgetter("unit"))
