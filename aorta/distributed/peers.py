@@ -1,4 +1,5 @@
-"""Communication between ranks outside collectives: values from the first rank, joint decisions, and who failed.
+"""Communication between ranks outside collectives: values from the first rank, joint decisions, who failed, and how a
+run ends early, all ranks after the same step.
 
 Everything goes through the rendezvous store, which still answers when a collective cannot: under torchrun it lives in
 the agent, so it outlives any rank. At the end of a run ranks write files and upload traces, for as long as that takes;
@@ -8,10 +9,13 @@ the agent, so it outlives any rank. At the end of a run ranks write files and up
 from __future__ import annotations
 
 import json
+import signal
+import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
+from types import FrameType
 from typing import Any
 
 import torch.distributed as dist
@@ -84,10 +88,11 @@ class Peers:
 
     def report_failure(self, text: str, *, own: bool) -> None:
         """Publish a failure for the other ranks: `own` is this rank's own fault, otherwise it only met a peer's."""
-        self.store.set(f"failure/{self.rank}", json.dumps({"text": text, "own": own}))
-        if own:
-            named = text.removeprefix(f"rank {self.rank}: ")  # an error explained before already has the prefix
-            self.store.set(_FAILED, f"rank {self.rank} failed: {named}")
+        with suppress(RuntimeError, OSError):  # a dead store has no readers
+            self.store.set(f"failure/{self.rank}", json.dumps({"text": text, "own": own}))
+            if own:
+                named = text.removeprefix(f"rank {self.rank}: ")  # an error explained before already has the prefix
+                self.store.set(_FAILED, f"rank {self.rank} failed: {named}")
 
     def raise_if_peer_failed(self) -> None:
         """Check for failed peers, between steps without collectives, where a failure would not be noticed otherwise.
@@ -137,18 +142,14 @@ class Peers:
         Call it while the store still answers; calling it again with its own result changes nothing.
         """
         if isinstance(error, AortaError):
-            self._try_report(str(error), own=not isinstance(error, PeerFailed))
+            self.report_failure(str(error), own=not isinstance(error, PeerFailed))
             return error
         text = f"{type(error).__name__}: {_first_line(error)}"
         if self.world_size > 1 and _is_communication(error):
-            self._try_report(text, own=False)
+            self.report_failure(text, own=False)
             return PeerFailed(f"rank {self.rank}: a collective failed because of a peer: {self.diagnose()} ({text})")
-        self._try_report(text, own=True)
+        self.report_failure(text, own=True)
         return RunIncomplete(f"rank {self.rank}: {text}; the traceback is in its log file")
-
-    def _try_report(self, text: str, *, own: bool) -> None:
-        with suppress(RuntimeError, OSError):  # a dead store has no readers
-            self.report_failure(text, own=own)
 
     def _wait(self, names: list[str], ranks: list[int], what: str) -> None:
         try:
@@ -201,7 +202,7 @@ def gather_when_idle(
         PeerFailed: a rank fell silent; names it.
     """
     beat, names = f"busy/{key}/{peers.rank}", [_done(key, rank) for rank in peers.ranks]
-    others = _Others(peers, key)
+    silent = {rank: (-1, time.monotonic()) for rank in peers.ranks if rank != peers.rank}  # beats, and since when
     published, next_look = False, time.monotonic()
     try:
         while True:
@@ -214,7 +215,15 @@ def gather_when_idle(
             if published and peers.store.check(names):
                 return [json.loads(text) for text in peers.store.multi_get(names)]
             if time.monotonic() >= next_look:
-                others.look()
+                for rank, (beats, since) in list(silent.items()):
+                    if peers.store.check([_done(key, rank)]):
+                        del silent[rank]
+                        continue
+                    now_beats, now = peers.store.add(f"busy/{key}/{rank}", 0), time.monotonic()
+                    if now_beats != beats:
+                        silent[rank] = (now_beats, now)
+                    elif now - since > peers.timeout_s:
+                        raise PeerFailed(f"rank {rank} has said nothing for {peers.timeout_s:g} s ({key})")
                 next_look = time.monotonic() + min(_LOOK_S, peers.timeout_s / 4)
             time.sleep(beat_s)
     except (RuntimeError, OSError) as error:
@@ -231,24 +240,113 @@ def _done(key: str, rank: int) -> str:
     return f"done/{key}/{rank}"
 
 
-class _Others:
-    def __init__(self, peers: Peers, key: str) -> None:
-        self._peers, self._key = peers, key
-        self._waited_for = {rank: (-1, time.monotonic()) for rank in peers.ranks if rank != peers.rank}
+_STOP_POLL_S = 0.25
+_IMPATIENCE_S = 2.0
+_STOP_GRACE_S = 15.0
+"""A living rank posts within one poll, whatever its training thread does; torchrun kills 30 s after its own signal."""
+_NO_DEMAND = -1
 
-    def look(self) -> None:
-        """Check the heartbeats.
 
-        Raises:
-            PeerFailed: a rank has fallen silent.
-        """
-        store, limit_s = self._peers.store, self._peers.timeout_s
-        for rank, (beats, since) in list(self._waited_for.items()):
-            if store.check([_done(self._key, rank)]):
-                del self._waited_for[rank]
-                continue
-            now_beats, now = store.add(f"busy/{self._key}/{rank}", 0), time.monotonic()
-            if now_beats != beats:
-                self._waited_for[rank] = (now_beats, now)
-            elif now - since > limit_s:
-                raise PeerFailed(f"rank {rank} has said nothing for {limit_s:g} s ({self._key})")
+class StopAgreement:
+    """Decides before each step whether it may start. `stopped_by`: the signal that requested a stop on any rank.
+
+    A signal reaches ranks at different times; if each stopped after its own current step, the faster ones would wait in
+    a collective for ever. So a thread of each rank agrees on the last step through the store: once a stop is requested,
+    each rank posts the step it is in and starts no other until all have posted; the largest is the last one for all.
+    The loop checks one flag per step. A rank whose loop is over posts -1, so nobody waits for it.
+    """
+
+    def __init__(self, store: dist.Store, rank: int, world_size: int) -> None:
+        self._store, self._rank, self._world_size = store, rank, world_size
+        self.stopped_by: signal.Signals | None = None
+        self._lock = threading.Lock()
+        self._started = _NO_DEMAND
+        self._posted = False
+        self._last_step: int | None = None
+        self._decided = threading.Event()
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+        if world_size > 1:
+            self._thread = threading.Thread(target=self._watch, name="aorta-stop", daemon=True)
+            self._thread.start()
+
+    def request(self, by: signal.Signals) -> None:
+        """Ask all ranks to stop after the current step. Safe inside a signal handler."""
+        self.stopped_by = self.stopped_by or by
+
+    def may_start(self, step: int) -> bool:
+        """Return whether `step` (a global step) may begin; blocks while the ranks agree on the last one."""
+        if self._thread is None:
+            return self.stopped_by is None
+        with self._lock:
+            if not self._posted and not self._decided.is_set():
+                self._started = step
+                return True
+        self._decided.wait()
+        return step <= self._last_step if self._last_step is not None else self.stopped_by is None
+
+    def close(self) -> None:
+        """Stop watching; this rank starts no further step."""
+        self._closed.set()
+        if self._thread is not None:
+            self._thread.join(timeout=10 * _STOP_POLL_S)
+            with suppress(RuntimeError, OSError):  # the store is gone, and with it whoever would read this
+                self._post(_NO_DEMAND)
+
+    def _watch(self) -> None:
+        try:
+            while not self._closed.wait(_STOP_POLL_S):
+                if self.stopped_by is not None:
+                    self._store.set("stop/asked", str(int(self.stopped_by)))
+                if self.stopped_by is not None or self._store.check(["stop/asked"]):
+                    break
+            else:
+                return
+            self._post()
+            names = [f"stop/at/{rank}" for rank in range(self._world_size)]
+            deadline = time.monotonic() + _STOP_GRACE_S
+            while not self._store.check(names):
+                if self._closed.wait(_STOP_POLL_S / 5) or time.monotonic() > deadline:
+                    return
+            self.stopped_by = self.stopped_by or signal.Signals(int(self._store.get("stop/asked")))
+            self._last_step = max(int(text) for text in self._store.multi_get(names))
+        except (RuntimeError, OSError):
+            # The store is gone: the run is failing, and a rank that got no stop request goes on into the
+            # collective that reports it. One that gets it later stops by itself.
+            return
+        finally:
+            self._decided.set()
+
+    def _post(self, demand: int | None = None) -> None:
+        """Post `demand`, or the step this rank is in; only the first post counts."""
+        with self._lock:
+            if self._posted:
+                return
+            self._posted = True
+            step = self._started if demand is None else demand
+        self._store.set(f"stop/at/{self._rank}", str(step))
+
+
+@contextmanager
+def stop_on_signals(request: Callable[[signal.Signals], None]) -> Iterator[None]:
+    """Turn SIGINT and SIGTERM into one call of `request`, inside the signal handler, for the length of a `with` block.
+
+    Launchers often repeat the signal, so a repetition is ignored; a SIGINT more than two seconds after the first signal
+    comes from an impatient person and interrupts at once (KeyboardInterrupt).
+    """
+    first: float | None = None
+
+    def handle(number: int, _frame: FrameType | None) -> None:
+        nonlocal first
+        if first is None:
+            first = time.monotonic()
+            request(signal.Signals(number))
+        elif number == signal.SIGINT and time.monotonic() - first > _IMPATIENCE_S:
+            raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -15,31 +15,21 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
+from torch.profiler import ProfilerAction
 
-from aorta.config.profiling import compression_of, fill, selected_ranks, steps_to_wait
+from aorta.config.profiling import RANK_FIELDS, compression_of, fill, selected_ranks, steps_to_wait
 from aorta.config.schema import Naming, Profiling
 from aorta.errors import ConfigError
 from aorta.profiling.trace_saver import Kind, Moment, SavedFile, TraceWindow
 from aorta.profiling.upload import Destination, compressed
 
-
-class Action(Enum):
-    """What the profiler does with one step."""
-
-    NONE = "none"
-    WARMUP = "warmup"
-    ACTIVE = "active"
-    ACTIVE_AND_SAVE = "active_and_save"
-
-    @property
-    def kept(self) -> bool:
-        return self in (Action.ACTIVE, Action.ACTIVE_AND_SAVE)
+KEPT: Final = (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
+"""What is done with the steps that are in a trace."""
 
 
 @dataclass(frozen=True)
@@ -90,19 +80,15 @@ class Schedule:
     def cycle(self) -> int:
         return self.wait + self.warmup + self.active
 
-    def __call__(self, step: int) -> Action:
+    def __call__(self, step: int) -> ProfilerAction:
         """Return the action of 0-based global `step`."""
         in_cycle, left = self._place(step)
         if in_cycle is None or in_cycle < self.wait:
-            return Action.NONE
+            return ProfilerAction.NONE
         if in_cycle < self.wait + self.warmup:
             # Skip a warm-up if the epoch ends before any step is kept: torch would warn about it.
-            return Action.WARMUP if in_cycle + left >= self.wait + self.warmup else Action.NONE
-        return Action.ACTIVE_AND_SAVE if in_cycle == self.cycle - 1 or left == 0 else Action.ACTIVE
-
-    def whole(self, first: int, last: int) -> bool:
-        """Return whether kept steps `first` to `last` (global, inclusive) are as many as a cycle keeps."""
-        return last - first + 1 == self.active
+            return ProfilerAction.WARMUP if in_cycle + left >= self.wait + self.warmup else ProfilerAction.NONE
+        return ProfilerAction.RECORD_AND_SAVE if in_cycle == self.cycle - 1 or left == 0 else ProfilerAction.RECORD
 
     def _place(self, step: int) -> tuple[int | None, int]:
         """Return the position in the cycle (None: before the first or after the last), and steps left in the epoch
@@ -137,8 +123,7 @@ class TraceProcess:
     coordinate: tuple[int, ...] | None = None
 
     def variables(self) -> dict[str, Any]:
-        names = ("run_name", "rank", "local_rank", "world_size", "local_world_size", "node_rank")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in RANK_FIELDS}
 
 
 @dataclass(frozen=True)
@@ -153,10 +138,9 @@ class Counters:
         def product(count: int | None, per_count: int | None) -> int | None:
             return None if count is None or per_count is None else count * per_count
 
-        epoch, batch = (0, finished)
+        epoch, batch = 0, finished
         if self.steps_per_epoch and finished:
-            epoch, batch = divmod(finished - 1, self.steps_per_epoch)
-            batch += 1
+            epoch, batch = (finished - 1) // self.steps_per_epoch, (finished - 1) % self.steps_per_epoch + 1
         sample, sample_in_epoch = product(finished, self.samples_per_step), product(batch, self.samples_per_step)
         return Moment(
             epoch,

@@ -4,7 +4,7 @@ It takes one job per window; files appear whole or not at all, and `windows` lis
 lowest priority, so that a slow upload does not delay the next window's file. Must not raise into training, block it,
 leave half a trace, replace the reason of an error by its consequence, or remove a local file that has not reached its
 destination. One thing the training thread does wait for: a profiler session that begins before the last trace is
-exported would take the times from its kernels (`next_session`).
+exported would take the times from its kernels (`sessions`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from aorta.profiling.memory_timeline import draw
-from aorta.profiling.next_session import before_next_session
+from aorta.profiling.sessions import before_next_session
 from aorta.profiling.upload import Destination, error_line
 from aorta.records.files import whole_file
 

@@ -27,18 +27,12 @@ from aorta.distributed import cuda
 from aorta.distributed.environment_checks import tracer_present
 from aorta.distributed.topology import profiled
 from aorta.profiling.memory_timeline import by_category
-from aorta.profiling.profiler_plan import NO_EXPORT, Action, ProfilerPlan, export_disabled
+from aorta.profiling.profiler_plan import KEPT, NO_EXPORT, ProfilerPlan, export_disabled
 from aorta.profiling.trace_saver import Job, Saver, TraceWindow, free_name
 from aorta.records.files import whole_file
 from aorta.redaction import redact
 
 _log = logging.getLogger(__name__)
-_ACTIONS = {
-    Action.NONE: ProfilerAction.NONE,
-    Action.WARMUP: ProfilerAction.WARMUP,
-    Action.ACTIVE: ProfilerAction.RECORD,
-    Action.ACTIVE_AND_SAVE: ProfilerAction.RECORD_AND_SAVE,
-}
 _ERROR_WAIT_S = 20.0
 """How long a loop that failed waits for its traces: torchrun kills after 30 s."""
 
@@ -54,39 +48,6 @@ def all_threads() -> Any:
 
 MAX_ENTRIES = 100_000
 """Allocations and frees kept; a few hundred bytes each, with their stacks."""
-
-
-class MemoryHistory:
-    """The device allocator's own history of one window at a time, for `python -m torch.cuda._memory_viz`; nothing
-    unless `asked`, and without a CUDA or HIP device.
-    """
-
-    def __init__(self, asked: bool) -> None:
-        self._records = asked and cuda.has_memory_history()
-        self.running = False
-
-    def start(self) -> None:
-        if self._records:
-            cuda.begin_memory_history(MAX_ENTRIES)
-            self.running = True
-
-    def stop(self) -> None:
-        if self.running:
-            self.running = False
-            cuda.end_memory_history()
-
-    def dump(self, target: Path) -> None:
-        """Write the recorded history atomically and end the window, even if writing fails.
-
-        Raises:
-            OSError: it could not be written; `target` is unchanged.
-        """
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with whole_file(target) as part:
-                cuda.write_memory_history(part)
-        finally:
-            self.stop()
 
 
 class WindowRecording(profile):
@@ -105,11 +66,13 @@ class WindowRecording(profile):
         self._broken = self._closed = False
         self._saved_any, self._last_at = False, -1
         self._last: Any = None
-        self._memory = MemoryHistory(settings.memory_filename is not None)
+        # The device allocator's own history of one window at a time, for `python -m torch.cuda._memory_viz`.
+        self._keeps_history = settings.memory_filename is not None and cuda.has_memory_history()
+        self._history_runs = False
         self._times = [time.monotonic()] * 3  # the loop, the epoch, the step began
         super().__init__(
             activities=profiled(),
-            schedule=lambda step: _ACTIONS[self._schedule(step)],
+            schedule=self._schedule,
             on_trace_ready=lambda _: self._ready(),
             record_shapes=settings.record_shapes,
             profile_memory=settings.profile_memory,
@@ -119,7 +82,7 @@ class WindowRecording(profile):
         )
         # torch counts from 0, and would treat the first step after a resume as step 0.
         self.step_num = first_step
-        self.current_action = self._prev_schedule_action = cast(Any, _ACTIONS[self._schedule(first_step)])
+        self.current_action = self._prev_schedule_action = cast(Any, self._schedule(first_step))
 
     @property
     def files(self) -> list[Path]:
@@ -150,8 +113,15 @@ class WindowRecording(profile):
             super().prepare_trace()
 
     def start_trace(self) -> None:
-        self._memory.start()
+        if self._keeps_history:
+            cuda.begin_memory_history(MAX_ENTRIES)
+            self._history_runs = True
         super().start_trace()
+
+    def _end_history(self) -> None:
+        if self._history_runs:
+            self._history_runs = False
+            cuda.end_memory_history()
 
     def iteration(self, global_step: int) -> AbstractContextManager[Any]:
         if self._broken or self._closed:
@@ -165,9 +135,9 @@ class WindowRecording(profile):
         if self._broken or self._closed:
             return
         with self._harmless("step"):
-            if action.kept:
+            if action in KEPT:
                 self._kept.append(done)
-            if action is Action.ACTIVE_AND_SAVE:
+            if action is ProfilerAction.RECORD_AND_SAVE:
                 self._mark()
             super().step()
         now, per_epoch = time.monotonic(), self._plan.counters.steps_per_epoch
@@ -186,7 +156,7 @@ class WindowRecording(profile):
         self._closed, schedule = True, self._schedule
         if not self._broken:
             with self._harmless("stop"):
-                if schedule(self._finished).kept:
+                if schedule(self._finished) in KEPT:
                     # A loop that does not mark its steps fails inside one: they follow each other without gaps.
                     if failed and self._began in (None, self._finished):
                         self._kept.append(self._finished)
@@ -194,7 +164,7 @@ class WindowRecording(profile):
                 super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
         worked = not self._broken
         with self._harmless("end the allocator's history"):
-            self._memory.stop()
+            self._end_history()
         if worked and not self._saved_any:
             _log.log(
                 logging.WARNING if self._first_rank else logging.DEBUG,
@@ -243,7 +213,7 @@ class WindowRecording(profile):
         )
         if not kept:
             return TraceWindow(None, None, True, moment)
-        return TraceWindow(kept[0], kept[-1], not self._schedule.whole(kept[0], kept[-1]), moment)
+        return TraceWindow(kept[0], kept[-1], kept[-1] - kept[0] + 1 != self._schedule.active, moment)
 
     def _ready(self) -> None:
         if self._broken:
@@ -254,7 +224,7 @@ class WindowRecording(profile):
         # mesh keep it, as their tool does, unless a complete window has just taken the name.
         keeps = self._settings.naming is Naming.mesh and self._finished > self._first
         if window.first_step is None and (not keeps or self._last_at == window.finished):
-            self._memory.stop()
+            self._end_history()
             return
         if window.first_step is None and self._first_rank:
             _log.warning(
@@ -267,15 +237,19 @@ class WindowRecording(profile):
             self._last = inner
         assert inner is not None  # torch calls this only with a trace
         outputs = list(self._plan.outputs(window))
-        if self._memory.running:
+        if self._history_runs:
             snapshot = self._plan.snapshot(window)
             snapshot.path = snapshot.path if self._settings.overwrite else free_name(snapshot.path)
             try:
                 with self.saver.filling(snapshot.path.parent):
-                    self._memory.dump(snapshot.path)
+                    snapshot.path.parent.mkdir(parents=True, exist_ok=True)
+                    with whole_file(snapshot.path) as part:
+                        cuda.write_memory_history(part)
                 outputs.insert(0, snapshot)
             except OSError as error:
                 _log.error("profiling: the memory snapshot %s could not be written: %s", snapshot.path, error)
+            finally:
+                self._end_history()
         # Keep this object: torch replaces it at the next window, or when stopped twice.
         results = inner.kineto_results
         assert results is not None  # every build AORTA supports has Kineto
@@ -293,7 +267,7 @@ class WindowRecording(profile):
             with suppress(Exception):  # otherwise it might keep collecting for the rest of the run
                 profile.stop(self)
             with suppress(Exception):
-                self._memory.stop()
+                self._end_history()
 
 
 class NullProfiler:

@@ -21,7 +21,7 @@ from aorta.config.loop import calibration_steps
 from aorta.distributed.cuda import is_capturing
 from aorta.distributed.environment_checks import tracer_present
 from aorta.instrument.recorder import Recorder
-from aorta.profiling.kernel_recording import KernelRecording, ProfilerUnavailable
+from aorta.profiling.sessions import KernelRecording, ProfilerUnavailable
 from aorta.records.schema import BlockKernels, Calibration, CalibrationPlan, InstrumentMode, Step
 from aorta.records.window_kernels import WindowKernels
 

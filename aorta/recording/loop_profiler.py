@@ -18,6 +18,7 @@ from typing import Any, Self
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
+from torch.profiler import ProfilerAction
 
 from aorta.config.profiling import Profiling, fill, profiling_rules, selected_ranks
 from aorta.config.schema import Training
@@ -26,7 +27,6 @@ from aorta.distributed.peers import Peers, gather_when_idle, leave_value
 from aorta.distributed.topology import Topology, default_label
 from aorta.errors import ConfigError, FolderNotEmpty, PeerFailed, TraceExists, TracesIncomplete
 from aorta.profiling.profiler_plan import (
-    Action,
     Counters,
     ProfilerPlan,
     TraceProcess,
@@ -208,7 +208,7 @@ class LoopProfiler:
         if not plan.selected or not plan.records:
             return lambda _step: False
         schedule = plan.schedule(first_step)
-        return lambda step: schedule(step) is not Action.NONE
+        return lambda step: schedule(step) is not ProfilerAction.NONE
 
     def begin(
         self,

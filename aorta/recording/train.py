@@ -25,8 +25,7 @@ from aorta.config.parallel import data_parallel_size
 from aorta.config.resolve import Resolved, steps_planned
 from aorta.config.schema import EmulatedFabric, Sharing, Wording
 from aorta.distributed.output_folder import RUN_ID_FILE, RequestedConfig, RunFolder, occupied, prepare
-from aorta.distributed.peers import Peers
-from aorta.distributed.stop_agreement import StopAgreement, stop_on_signals
+from aorta.distributed.peers import Peers, StopAgreement, stop_on_signals
 from aorta.distributed.topology import Topology, backend_for, platform_of
 from aorta.errors import ConfigError, TracesIncomplete
 from aorta.instrument.emulation.network import EmulatedNetwork, shared_folder

@@ -29,8 +29,7 @@ from torch.profiler import profile
 from aorta.config.resolve import Resolved
 from aorta.config.schema import Rpc
 from aorta.distributed.output_folder import RunFolder
-from aorta.distributed.peers import Peers
-from aorta.distributed.stop_agreement import stop_on_signals
+from aorta.distributed.peers import Peers, stop_on_signals
 from aorta.distributed.topology import Topology, profiled, read_topology
 from aorta.errors import ConfigError, PeerFailed
 from aorta.profiling.profiler_plan import NO_EXPORT, export_disabled

@@ -36,7 +36,7 @@ T = TypeVar("T")
 _ELEMENTS: Final = 1000
 _LATE_S: Final = 3.0
 _IMPATIENT_S: Final = 2.5
-"""After this a second SIGINT is no repetition of the first (`distributed.stop_agreement`)."""
+"""After this a second SIGINT is no repetition of the first (`distributed.peers`)."""
 _SO_ATTACH_FILTER: Final = 26  # asm-generic/socket.h
 _BPF_RETURN: Final = 0x06  # linux/bpf_common.h: BPF_RET | BPF_K
 ISSUES: Final = frozenset(

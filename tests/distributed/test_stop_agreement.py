@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch.distributed as dist
 
-from aorta.distributed import stop_agreement
-from aorta.distributed.stop_agreement import StopAgreement, stop_on_signals
+from aorta.distributed import peers
+from aorta.distributed.peers import StopAgreement, stop_on_signals
 from tests.distributed.conftest import DeadStore
 from tests.runs import HANGS_S
 
@@ -28,7 +28,7 @@ STEPS = 20_000
 @pytest.fixture(autouse=True)
 def brisk(monkeypatch):
     """Polls as often as a test needs."""
-    monkeypatch.setattr(stop_agreement, "_POLL_S", 0.005)
+    monkeypatch.setattr(peers, "_STOP_POLL_S", 0.005)
 
 
 class Rank:
@@ -153,7 +153,7 @@ def test_a_rank_whose_store_dies_goes_on_to_meet_the_failure_unless_it_was_asked
 
 @pytest.mark.parametrize("asked", [True, False])
 def test_a_dead_rank_is_waited_for_only_so_long(monkeypatch, asked):
-    monkeypatch.setattr(stop_agreement, "_GRACE_S", 0.05)
+    monkeypatch.setattr(peers, "_STOP_GRACE_S", 0.05)
     store = dist.HashStore()
     agreement = StopAgreement(store, 0, 2)  # rank 1 was killed
     assert agreement.may_start(0)
@@ -191,7 +191,7 @@ def handlers():
 
 @pytest.mark.parametrize("number", [TERM, INT])
 def test_a_signal_stops_after_the_step_and_a_repetition_is_ignored(alone, number, monkeypatch):
-    monkeypatch.setattr(stop_agreement, "_IMPATIENCE_S", HANGS_S)  # however long this process is held up
+    monkeypatch.setattr(peers, "_IMPATIENCE_S", HANGS_S)  # however long this process is held up
     before = handlers()
     with stop_on_signals(alone.request):
         assert alone.stopped_by is None
@@ -207,7 +207,7 @@ def test_a_signal_stops_after_the_step_and_a_repetition_is_ignored(alone, number
 
 
 def test_a_person_losing_patience_interrupts_at_once_but_not_by_the_first_signal_here(alone, monkeypatch):
-    monkeypatch.setattr(stop_agreement, "_IMPATIENCE_S", -1.0)
+    monkeypatch.setattr(peers, "_IMPATIENCE_S", -1.0)
     alone.request(TERM)  # another rank was asked long before
     with stop_on_signals(alone.request):
         os.kill(os.getpid(), INT)
@@ -218,7 +218,7 @@ def test_a_person_losing_patience_interrupts_at_once_but_not_by_the_first_signal
 
 
 def test_a_signal_wakes_a_rank_that_waits_for_the_others(monkeypatch):
-    monkeypatch.setattr(stop_agreement, "_GRACE_S", HANGS_S)
+    monkeypatch.setattr(peers, "_STOP_GRACE_S", HANGS_S)
     # The main thread blocks in may_start until rank 1 posts; a signal there must still be heard.
     store = dist.HashStore()
     agreement = StopAgreement(store, 0, 2)

@@ -16,7 +16,7 @@ from torch.autograd import profiler as torch_profiler
 from torch.profiler import ProfilerActivity, profile
 
 from aorta.profiling import trace_saver
-from aorta.profiling.next_session import before_next_session
+from aorta.profiling.sessions import before_next_session
 from aorta.profiling.trace_saver import Job, Moment, SavedFile, Saver, TraceWindow, export
 from aorta.profiling.upload import error_line
 from tests.profiling.windows import files_below, listening, loop, preset

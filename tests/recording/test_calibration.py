@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch.profiler import ProfilerAction
 
 from aorta.config.loop import CALIBRATION_STEPS
-from aorta.profiling.kernel_recording import ProfilerUnavailable
-from aorta.profiling.profiler_plan import Action, Schedule
+from aorta.profiling.profiler_plan import Schedule
+from aorta.profiling.sessions import ProfilerUnavailable
 from aorta.recording import calibration
 from aorta.recording.calibration import Calibrator, calibration_plan
 from aorta.records.schema import BlockKernels, Calibration, CalibrationPlan
@@ -37,7 +38,7 @@ def test_on_a_device_a_few_steps_behind_the_warm_up():
     # Steps 4 and 5 are free, and 6 is the profiler's: the window would end in it.
     schedule = Schedule(wait=6, warmup=1, active=2, repeat=0)
     for setting, steps in (("auto", CALIBRATION_STEPS), ("2", 2)):
-        found = plan(setting, profiled=lambda step: schedule(step) is not Action.NONE)
+        found = plan(setting, profiled=lambda step: schedule(step) is not ProfilerAction.NONE)
         assert found == CalibrationPlan(setting, 10, steps)
 
 

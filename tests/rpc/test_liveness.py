@@ -13,8 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from aorta.distributed.peers import Peers
-from aorta.distributed.stop_agreement import stop_on_signals
+from aorta.distributed.peers import Peers, stop_on_signals
 from aorta.errors import EXIT_OK, PeerFailed, RunIncomplete
 from aorta.recording import rank_process
 from aorta.rpc import rpc_run

@@ -1,16 +1,23 @@
-"""Records the kernels of one device with torch.profiler, and nothing else: no operators, stacks or shapes.
+"""Sessions of torch.profiler: acts before the next one in this process, whoever begins it, and records the kernels of
+one device, and nothing else: no operators, stacks or shapes.
+
+    forget = before_next_session(act)  # `act()` runs once, on the thread that begins the session
+    forget()                           # unless it has run: not any more
 
     recording = KernelRecording(device)
     recording.start()
     ...                           # steps
     kernels = recording.stop()    # waits for the device
 
-Both raise `ProfilerUnavailable` with the reason where kernels cannot be had. Must not disturb another profiler: it does
-not start beside one, and gives way to one that starts later.
+`start` and `stop` raise `ProfilerUnavailable` with the reason where kernels cannot be had. Kineto has one conversion of
+CUPTI's time stamps for the whole process, and a session that is configured replaces it (`get_time_converter` in
+libkineto). In a trace that is written afterwards, kernels have time 0 or one that is off: seen with torch 2.11 on an
+H200. Must not disturb another profiler: a recording does not start beside one, and gives way to one that starts later.
 """
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,12 +25,57 @@ from typing import Any
 
 import torch
 from torch.autograd import DeviceType, _profiler_enabled
+from torch.autograd import profiler as torch_profiler
 from torch.profiler import ProfilerActivity, profile
 
 from aorta.distributed.topology import profiled
-from aorta.profiling.next_session import before_next_session
 from aorta.records.clocks import read_clocks
 from aorta.timeline.classes import DeviceKernel, copies
+
+_PREPARE = "_prepare_profiler"
+"""The function by which every profiler of torch begins. Private: with a torch that does not have it, nothing acts."""
+_acts: list[Callable[[], None]] = []
+_lock = threading.Lock()
+_original: Callable[..., Any] | None = None
+
+
+def before_next_session(act: Callable[[], None]) -> Callable[[], None]:
+    """Run `act` when the next session is about to begin; the result forgets it, from any thread."""
+    global _original
+    with _lock:
+        if not _acts:
+            _original = getattr(torch_profiler, _PREPARE, None)
+            if _original is not None:
+                setattr(torch_profiler, _PREPARE, _begin)
+        _acts.append(act)
+
+    def forget() -> None:
+        with _lock:
+            if act in _acts:
+                _acts.remove(act)
+                if not _acts:
+                    _leave()
+
+    return forget
+
+
+def _begin(*words: Any, **named: Any) -> Any:
+    with _lock:
+        acts, begin = list(_acts), _original
+        _acts.clear()
+        _leave()
+    for act in acts:
+        act()
+    # A thread that forgot the last act meanwhile has restored torch's own.
+    return (begin or getattr(torch_profiler, _PREPARE))(*words, **named)
+
+
+def _leave() -> None:
+    """Leave torch as it was."""
+    global _original
+    if _original is not None:
+        setattr(torch_profiler, _PREPARE, _original)
+        _original = None
 
 
 class ProfilerUnavailable(Exception):
