@@ -218,7 +218,7 @@ def parallelize(
 
     Args:
         model: of a pipeline this rank's stages, by their number, in its `stages`.
-        blocks, parts, experts, attentions: as of `plan.parallelize`.
+        blocks, parts, experts, attentions: as of `aorta.parallel.parallelize`.
     """
     ranks = dist.get_world_size()
     match settings:

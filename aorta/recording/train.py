@@ -43,9 +43,9 @@ from aorta.records.clocks import trace_metadata
 from aorta.records.files import read_small
 from aorta.records.schema import Step
 from aorta.records.step_line import StepFacts
+from aorta.workload import task_of
 from aorta.workload.faults import injected_faults
 from aorta.workload.tasks import Batch, Batches
-from aorta.workload.workloads import task_of
 
 _log = logging.getLogger(__name__)
 _CHECKPOINT = re.compile(r"^step_(\d+)$")

@@ -27,15 +27,15 @@ from aorta.instrument.instrumentation import Instrumentation
 from aorta.instrument.recorder import Scalar
 from aorta.instrument.ring_lines import LentRecord
 from aorta.instrument.sampling import Sampler
+from aorta.parallel import parallelize
 from aorta.parallel.plan import Blocks, global_norm, mesh_of
-from aorta.parallel.strategies import parallelize
 from aorta.recording.calibration import Calibrator, calibration_plan
 from aorta.records.clocks import read_clocks
 from aorta.records.ring_file import RingFile
 from aorta.records.schema import Calibration, Step
 from aorta.records.step_line import StepFacts
+from aorta.workload import task_of
 from aorta.workload.tasks import Batch, Model, Stages, Task
-from aorta.workload.workloads import task_of
 
 
 def make_optimizer(parameters: Iterable[nn.Parameter], task: Task) -> torch.optim.Optimizer:

@@ -15,7 +15,7 @@ from aorta.config.schema import Config, Optimizer, Ranking, Scheduler
 from aorta.instrument.sampling import LEAST_OBSERVED, drawn, seed_of
 from aorta.recording.train_step import clip, make_optimizer, make_schedule
 from aorta.timeline.overlap import NOT_SAMPLED
-from aorta.workload.workloads import task_of
+from aorta.workload import task_of
 from tests.known_answers.again import undisturbed
 from tests.runs import losses, record, train
 

@@ -10,6 +10,7 @@ from torch.nn.functional import silu
 
 from aorta.config.schema import Config, Dataset, Gpt, Moe, Training
 from aorta.config.workload import SIZES, Dimensions, dimensions_of
+from aorta.workload import task_of
 from aorta.workload.gpt import (
     Attention,
     GptModel,
@@ -20,7 +21,6 @@ from aorta.workload.gpt import (
     balance_loss,
     rotated,
 )
-from aorta.workload.workloads import task_of
 from tests.workload_table import parameter_count, parameters_of_feed_forward
 
 CPU = torch.device("cpu")

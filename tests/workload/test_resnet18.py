@@ -9,8 +9,8 @@ import torch
 from torch.nn import functional
 
 from aorta.config.schema import Config, Dataset, DType, Optimizer, Resnet18, Training
+from aorta.workload import task_of
 from aorta.workload.resnet18 import FixedBatch, ResNet18
-from aorta.workload.workloads import task_of
 
 CPU = torch.device("cpu")
 WIDTHS = {1: 64, 2: 128, 3: 256, 4: 512}
