@@ -44,9 +44,6 @@ class Style:
     def faint(self, text: str) -> str:
         return self._sgr(text, _FAINT)
 
-    def warning(self, text: str) -> str:
-        return self._sgr(text, _YELLOW)
-
     def error(self, text: str) -> str:
         return self._sgr(text, f"{_BOLD};{_RED}")
 
@@ -87,6 +84,8 @@ def mark_of(verdict: str | None) -> str:
     return "" if verdict is None else MARKS.get(verdict, UNDECIDED)
 
 
+_GAP: Final = 2
+"""Columns between those of a table."""
 _LEAST_LAST: Final = 30
 """Columns that a sentence takes at least."""
 
@@ -96,23 +95,21 @@ def table(
     *,
     right: Collection[int] = (),
     indent: str = "",
-    gap: int = 2,
     width: int | None = None,
 ) -> list[str]:
     """Return a line for each row, columns as wide as their widest cell; escape sequences have no width.
 
     Args:
         right: right-aligned columns.
-        gap: spaces between columns.
         width: of a line at most: the words of a last column go on below where it has `_LEAST_LAST` columns for them;
             a first cell without room is followed by a line break.
     """
     widths = [max(len(_ESCAPE.sub("", row[column])) for row in rows) for column in range(len(rows[0]))]
-    last, before_last = len(widths) - 1, len(indent) + sum(widths[:-1]) + gap * (len(widths) - 1)
+    last, before_last = len(widths) - 1, len(indent) + sum(widths[:-1]) + _GAP * (len(widths) - 1)
     if width is not None:
         if last and last not in right and width - before_last >= _LEAST_LAST:
             widths[last] = min(widths[last], width - before_last)
-        widths[0] = min(widths[0], max(0, width - len(indent) - sum(widths[1:]) - gap * last))
+        widths[0] = min(widths[0], max(0, width - len(indent) - sum(widths[1:]) - _GAP * last))
     lines = []
     for row in rows:
         cells = []
@@ -124,7 +121,7 @@ def table(
             cells[last] = f"\n{'':<{before_last}}".join(words)
         if len(_ESCAPE.sub("", row[0])) > widths[0]:
             cells[0] += f"\n{indent}{'':<{widths[0]}}"
-        lines.append(f"{indent}{(' ' * gap).join(cells)}".rstrip())
+        lines.append(f"{indent}{(' ' * _GAP).join(cells)}".rstrip())
     return lines
 
 

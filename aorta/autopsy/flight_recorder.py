@@ -114,21 +114,17 @@ def read_dumps(paths: Sequence[Path]) -> list[RankEvidence]:
     # Without TORCH_NCCL_ENABLE_TIMING torch records no event at a collective's start, and says of none that the device
     # has begun it; gloo has no such events.
     begun = any(entry.state == "started" or entry.time_discovered_started_ns for entry in entries)
-    last_ns = _last_ns(entries) if compared == _GLOO else None
+    # The latest moment at which dumps of one job that hangs were taken: no rank waits longer than its timeout. A later
+    # time of a file is that of a copy.
+    timeout_ns = max((entry.timeout_ms * 1_000_000 for entry in entries if entry.timeout_ms), default=TIMEOUT_NS)
+    issued_ns = max((entry.time_created_ns or 0 for entry in entries), default=0)
+    last_ns = issued_ns + timeout_ns + CLOCKS_NS if compared == _GLOO else None
     return [
         RankEvidence(rank=rank, source="flight_recorder", path=str(files[rank]), torn=dump)
         if isinstance(dump, str)
         else _evidence(rank, world, files[rank], dump, whole, begun, messaging, last_ns)
         for rank, dump in sorted(dumps.items())
     ]
-
-
-def _last_ns(entries: Sequence[DumpEntry]) -> int:
-    """Return the latest moment at which dumps of one job that hangs were taken: no rank waits longer than its timeout.
-    A later time of a file is that of a copy.
-    """
-    timeout_ns = max((entry.timeout_ms * 1_000_000 for entry in entries if entry.timeout_ms), default=TIMEOUT_NS)
-    return max((entry.time_created_ns or 0 for entry in entries), default=0) + timeout_ns + CLOCKS_NS
 
 
 def no_evidence(path: Path) -> str:

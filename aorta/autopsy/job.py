@@ -97,11 +97,6 @@ class Rank(RankState, kw_only=True, dict=True):
         left = [op for op in self.channels.get(channel, {}).values() if op.state != "completed"]
         return min(left, key=lambda op: op.number, default=None)
 
-    def has_open(self, channel: Channel, number: int) -> bool:
-        """Return whether that is the oldest there that has not completed."""
-        oldest = self.open(channel)
-        return oldest is not None and oldest.number == number
-
     def front(self, channel: Channel) -> int:
         """Return the number of the oldest collective there that is not finished: open, or the next."""
         oldest = self.open(channel)

@@ -252,20 +252,18 @@ def with_rings(evidence: Sequence[RankEvidence]) -> tuple[list[RankEvidence], li
     return [replaced.get(id(view), view) for view in evidence], contradictions
 
 
-def _group_names(progress: RankEvidence, ring: RankEvidence) -> dict[str, str]:
-    """Map the ring's name of a group to ours: of the same ranks and, where several have these, of the same name."""
-    names: dict[str, str] = {}
+def _twins(progress: RankEvidence, ring: RankEvidence) -> dict[str, _Twins]:
+    """Return the groups of a rank that both sources have, by our name. The ring's has the same ranks and, where several
+    groups have these, the same name.
+    """
+    names: dict[str, str] = {}  # the ring's -> ours
     for theirs in ring.groups:
         same = [ours.name for ours in progress.groups if ours.ranks and ours.ranks == theirs.ranks]
         candidates = [name for name in same if name in (theirs.name, theirs.description)] or same
         if len(candidates) == 1:
             names[theirs.name] = candidates[0]
-    times = Counter(names.values())
-    return {theirs: ours for theirs, ours in names.items() if times[ours] == 1}
-
-
-def _twins(progress: RankEvidence, ring: RankEvidence) -> dict[str, _Twins]:
-    names, twins = _group_names(progress, ring), dict[str, _Twins]()
+    times, twins = Counter(names.values()), dict[str, _Twins]()
+    names = {theirs: ours for theirs, ours in names.items() if times[ours] == 1}
     for name in names.values():
         ours = {op.number: op for op in progress.collectives if op.group == name and op.peer is None}
         if ours:

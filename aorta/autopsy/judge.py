@@ -194,7 +194,8 @@ def _slow_ranks(case: Case, accusations: Sequence[Accusation]) -> tuple[list[Acc
             case.job.ranks[wait.rank].age_s(wait.collective.issued_ns) or 0.0
             for wait in case.waits.open
             # Hosts issue ahead: for how long a device has waited for that of this rank is not known.
-            if charge.rank in wait.behind and not rank.has_open(wait.channel, wait.collective.number)
+            if charge.rank in wait.behind
+            and ((own := rank.open(wait.channel)) is None or own.number != wait.collective.number)
         ]
         still_s = rank.still_s or 0.0
         if charge.rule == "behind_its_peers" and min(still_s, max(ages, default=0.0)) >= _LONG_WAIT_S:

@@ -84,38 +84,28 @@ class LineMaker:
     def make(self) -> None:
         """Append the lines of steps that are complete. Never raises."""
         for rank in sorted(self._awaited):
-            self._open(rank)
+            path = self._folder / PROGRESS_DIR / PROGRESS_FILE.format(rank=rank)
+            if path.exists():
+                with suppress(OSError, InputError, ValueError):  # an earlier run's, or it says nothing of rows yet
+                    self._records[rank] = RingRecord(self._folder, path)
+                    self._awaited.discard(rank)
         rings = [record.ring for record in self._records.values()]
         full = any(ring.count - ring.read > ring.slots // _RING_SHARE for ring in rings)
         ended = max((ring.steps_ended for ring in rings), default=0)
         if full or ended - self._made >= _LINES_OF or time.monotonic() - self._made_s >= _LINES_EVERY_S:
             self._made_s, self._made = time.monotonic(), ended
-            for rank in list(self._records):
-                self._append(rank)
-
-    def _open(self, rank: int) -> None:
-        path = self._folder / PROGRESS_DIR / PROGRESS_FILE.format(rank=rank)
-        if not path.exists():
-            return
-        with suppress(OSError, InputError, ValueError):  # an earlier run's, or it says nothing of rows yet
-            self._records[rank] = RingRecord(self._folder, path)
-            self._awaited.discard(rank)
-
-    def _append(self, rank: int) -> None:
-        record = self._records[rank]
-        try:
-            if not record.is_there or not record.claim():
+            for rank, record in list(self._records.items()):
+                try:
+                    if record.is_there and record.claim():
+                        record.append()
+                        continue
+                except BlockingIOError:  # the rank is taking it back
+                    continue
+                except Exception as error:  # noqa: BLE001  the rank goes on without this process
+                    record.give_up()
+                    to_stderr(f"aorta: watchdog: rank {rank} makes the lines of its record itself: {error}")
                 record.close()
                 del self._records[rank]
-                return
-            record.append()
-        except BlockingIOError:  # the rank is taking it back
-            return
-        except Exception as error:  # noqa: BLE001  the rank goes on without this process
-            record.give_up()
-            record.close()
-            del self._records[rank]
-            to_stderr(f"aorta: watchdog: rank {rank} makes the lines of its record itself: {error}")
 
 
 class WatchdogTask(msgspec.Struct, frozen=True, kw_only=True):

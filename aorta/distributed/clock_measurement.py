@@ -12,12 +12,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import timedelta
 
 import msgspec
-import torch.distributed as dist
 
 from aorta.config.schema import Clock
 from aorta.distributed.output_folder import RunFolder
@@ -44,69 +42,28 @@ _ANSWERS_S = 5.0
 """How long to wait for one answer, once both take part. It takes about 0.1 ms on one host, 0.1 s around the world."""
 
 
-class WallClock:
-    """CLOCK_REALTIME of this rank, plus the skew that a test may set on every rank but the reference."""
-
-    def __init__(self, settings: Clock, rank: int, since_ns: int) -> None:
-        fake = rank != REFERENCE_RANK and bool(settings.fake_offset_ns or settings.fake_drift_ppm)
-        self.injected = Injected(settings.fake_offset_ns, settings.fake_drift_ppm, since_ns) if fake else None
-
-    def now_ns(self) -> int:
-        now = time.time_ns()
-        return now if self.injected is None else self.injected.shown(now)
-
-
-def ping(store: dist.Store, clock: WallClock, prefix: str, samples: int) -> OffsetSample:
-    """Measure, as the reference, `samples` ping-pongs with the rank that answers under `prefix`; returns the best."""
-    best: tuple[int, int, int] | None = None
-    for number in range(samples):
-        asked, answered = f"{prefix}/ask/{number}", f"{prefix}/answer/{number}"
-        t1 = clock.now_ns()
-        store.set(asked, "?")
-        text = store.get(answered)
-        t4 = clock.now_ns()
-        t2, t3 = (int(part) for part in text.split(b","))
-        rtt, twice = (t4 - t1) - (t3 - t2), (t2 - t1) + (t3 - t4)
-        if best is None or rtt < best[0]:
-            best = (rtt, twice, (t2 + t3) // 2)
-        store.delete_key(asked)
-        store.delete_key(answered)
-    assert best is not None  # samples is at least 1, by validation of the configuration
-    rtt, twice, at_ns = best
-    # A clock stepped back meanwhile could make it negative; then it is only known to be short.
-    rtt = max(rtt, 0)
-    return OffsetSample(at_ns, twice // 2, rtt, (rtt + 1) // 2 + 1, samples)
-
-
-def pong(store: dist.Store, clock: WallClock, prefix: str, samples: int) -> None:
-    for number in range(samples):
-        store.get(f"{prefix}/ask/{number}")
-        t2 = clock.now_ns()
-        t3 = clock.now_ns()
-        store.set(f"{prefix}/answer/{number}", f"{t2},{t3}")
-
-
 class ClockSynchronisation:
     """The two measurements of one run; every rank makes both calls. `result`: as far as this rank knows it."""
 
     def __init__(self, settings: Clock, peers: Peers, topology: Topology, folder: RunFolder) -> None:
         self._settings, self._peers, self._folder = settings, peers, folder
         self._facts = {"host": topology.host, "boot_id": boot_id()}
-        self._clock: WallClock | None = None
+        self._injected: Injected | None = None
+        """The skew that a test may set on every rank but the reference."""
         self.result: ClockSync | None = None
 
-    def at_start(self) -> ClockSync | None:
-        """Measure before the first step (None where `clock.sync` is off); rank 0 writes the file now, so that a killed
+    def at_start(self) -> None:
+        """Measure before the first step (not where `clock.sync` is off); rank 0 writes the file now, so that a killed
         run keeps it. Raises PeerFailed where a rank does not take part.
         """
-        if not self._settings.sync:
-            return None
-        peers = self._peers
+        settings, peers = self._settings, self._peers
+        if not settings.sync:
+            return
         since_ns = peers.from_first_rank("clock/since", time.time_ns())
-        self._clock = WallClock(self._settings, peers.rank, since_ns)
-        injected = None if self._clock.injected is None else msgspec.to_builtins(self._clock.injected)
-        facts = peers.gather("clock/facts", {**self._facts, "injected": injected})
-        samples = self._pass("start", self._clock)
+        if peers.rank != REFERENCE_RANK and (settings.fake_offset_ns or settings.fake_drift_ppm):
+            self._injected = Injected(settings.fake_offset_ns, settings.fake_drift_ppm, since_ns)
+        facts = peers.gather("clock/facts", {**self._facts, "injected": msgspec.to_builtins(self._injected)})
+        samples = self._pass("start")
         ranks = [
             msgspec.convert({"rank": rank, **answer}, RankClock)
             for rank, answer in zip(peers.ranks, facts, strict=True)
@@ -126,30 +83,31 @@ class ClockSynchronisation:
             _log.warning(
                 "clock.fake_*: every rank but 0 measures with a clock %d ns ahead that gains %g ppm; times in "
                 "the record are unchanged, merging traces corrects for it",
-                self._settings.fake_offset_ns,
-                self._settings.fake_drift_ppm,
+                settings.fake_offset_ns,
+                settings.fake_drift_ppm,
             )
-        return sync
 
     def at_end(self, *, write: bool = True) -> ClockSync | None:
         """Measure after the last step, and `write` the file again. A rank that does not answer keeps its first value,
         with an unknown bound.
         """
-        if self.result is None or self._clock is None:
+        if self.result is None:
             return None  # clock.sync is off
-        samples = self._pass("end", self._clock)
+        samples = self._pass("end")
         ranks = [_with(entry, "end", sample) for entry, sample in zip(self.result.ranks, samples, strict=True)]
         self._publish(msgspec.structs.replace(self.result, complete=True, ranks=ranks), write=write)
         return self.result
 
-    def _pass(self, when: str, clock: WallClock) -> list[OffsetSample | str]:
+    def _pass(self, when: str) -> list[OffsetSample | str]:
         """Return every rank's sample, or why there is none; the same on all reachable ranks."""
-        peers, samples = self._peers, self._settings.sync_samples
+        peers = self._peers
         store, prefix = peers.store, f"clock/{when}/{peers.rank}"
-        with _patience(store, _ANSWERS_S):
+        patience: timedelta = store.timeout  # type: ignore[attr-defined]  # torch has it, its stubs do not
+        store.set_timeout(timedelta(seconds=_ANSWERS_S))  # of `store.get`, which has no argument for it
+        try:
             if peers.is_first:
                 until = time.monotonic() + _COMES_S
-                results = [self._ask(rank, f"clock/{when}/{rank}", clock, until) for rank in peers.ranks]
+                results = [self._ask(rank, f"clock/{when}/{rank}", until) for rank in peers.ranks]
                 with suppress(RuntimeError, OSError):  # the store may be gone; keep what is known
                     store.set(f"clock/{when}/done", msgspec.json.encode(results).decode())
                 return results
@@ -158,23 +116,52 @@ class ClockSynchronisation:
                 # Ranks take turns: this one's comes when all before it are done, or given up.
                 takes = timedelta(seconds=2 * _COMES_S)
                 store.wait([f"{prefix}/turn"], takes)
-                pong(store, clock, prefix, samples)
+                for number in range(self._settings.sync_samples):
+                    store.get(f"{prefix}/ask/{number}")
+                    t2 = self._now_ns()
+                    t3 = self._now_ns()
+                    store.set(f"{prefix}/answer/{number}", f"{t2},{t3}")
                 store.wait([f"clock/{when}/done"], takes)
                 results = msgspec.json.decode(store.get(f"clock/{when}/done"))
                 return [result if isinstance(result, str) else OffsetSample(**result) for result in results]
             except (RuntimeError, OSError) as error:
                 return [f"rank {peers.ranks[0]} did not ask ({str(error).splitlines()[0]})"] * len(peers.ranks)
+        finally:
+            store.set_timeout(patience)
 
-    def _ask(self, rank: int, prefix: str, clock: WallClock, until: float) -> OffsetSample | str:
+    def _ask(self, rank: int, prefix: str, until: float) -> OffsetSample | str:
+        """Return, as the reference, the best of the ping-pongs with the rank that answers under `prefix`."""
         store, samples = self._peers.store, self._settings.sync_samples
         if rank == self._peers.rank:
-            return OffsetSample(clock.now_ns(), 0, 0, 0, samples)
+            return OffsetSample(self._now_ns(), 0, 0, 0, samples)
+        best: tuple[int, int, int] | None = None
         try:
             store.wait([f"{prefix}/here"], timedelta(seconds=max(until - time.monotonic(), 0.001)))
             store.set(f"{prefix}/turn", "1")
-            return ping(store, clock, prefix, samples)
+            for number in range(samples):
+                asked, answered = f"{prefix}/ask/{number}", f"{prefix}/answer/{number}"
+                t1 = self._now_ns()
+                store.set(asked, "?")
+                text = store.get(answered)
+                t4 = self._now_ns()
+                t2, t3 = (int(part) for part in text.split(b","))
+                rtt, twice = (t4 - t1) - (t3 - t2), (t2 - t1) + (t3 - t4)
+                if best is None or rtt < best[0]:
+                    best = (rtt, twice, (t2 + t3) // 2)
+                store.delete_key(asked)
+                store.delete_key(answered)
         except (RuntimeError, OSError) as error:
             return f"rank {rank} did not answer ({str(error).splitlines()[0]})"
+        assert best is not None  # samples is at least 1, by validation of the configuration
+        rtt, twice, at_ns = best
+        # A clock stepped back meanwhile could make it negative; then it is only known to be short.
+        rtt = max(rtt, 0)
+        return OffsetSample(at_ns, twice // 2, rtt, (rtt + 1) // 2 + 1, samples)
+
+    def _now_ns(self) -> int:
+        """Return CLOCK_REALTIME of this rank, with its skew."""
+        now = time.time_ns()
+        return now if self._injected is None else self._injected.shown(now)
 
     def _publish(self, sync: ClockSync, *, write: bool = True) -> None:
         self.result = sync
@@ -185,17 +172,6 @@ class ClockSynchronisation:
             write_whole(path, encode(sync).decode())
         except OSError as error:
             _log.error("cannot write %s: %s; traces cannot be merged on one clock", path, error)
-
-
-@contextmanager
-def _patience(store: dist.Store, seconds: float) -> Iterator[None]:
-    """Limit how long `store.get` waits for a key; it has no argument for it."""
-    before: timedelta = store.timeout  # type: ignore[attr-defined]  # torch has it, its stubs do not
-    store.set_timeout(timedelta(seconds=seconds))
-    try:
-        yield
-    finally:
-        store.set_timeout(before)
 
 
 def _with(entry: RankClock, when: str, sample: OffsetSample | str) -> RankClock:
