@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -29,8 +29,6 @@ priorities (CUDA C++ Programming Guide, CUDA Environment Variables)."""
 _OFF = frozenset({"", "0", "false", "no", "off"})
 
 _SERIALISING: dict[Platform, tuple[str, ...]] = {
-    "cpu": (),
-    "other": (),
     "cuda": ("CUDA_LAUNCH_BLOCKING",),
     # A HIP build of torch and the runtime below it read both names.
     "rocm": ("AMD_SERIALIZE_KERNEL", "AMD_SERIALIZE_COPY", "HIP_LAUNCH_BLOCKING", "CUDA_LAUNCH_BLOCKING"),
@@ -84,14 +82,13 @@ def setting_warnings(
         streams: accelerator streams that the run may use at once, by priority.
         timing_events: whether the run records timing events: in every mode but `off`.
     """
-    return (
-        [] if platform in ("cpu", "other") else list(_setting_warnings(environment, platform, streams, timing_events))
-    )
+    if platform in ("cpu", "other"):
+        return []
+    warnings: list[EnvironmentWarning] = []
 
+    def warn(text: str, level: int = logging.WARNING) -> None:
+        warnings.append(EnvironmentWarning(text, level))
 
-def _setting_warnings(
-    environment: Mapping[str, str], platform: Platform, streams: Mapping[int, int], timing_events: bool
-) -> Iterator[EnvironmentWarning]:
     def number(name: str, default: int) -> int:
         text = environment.get(name, "").strip()
         return int(text) if text.isdecimal() else default
@@ -101,26 +98,24 @@ def _setting_warnings(
 
     for name in _SERIALISING[platform]:
         if on(name):
-            yield EnvironmentWarning(
-                f"{name}={environment[name]}: kernels run one after another, so nothing can overlap; unset it"
-            )
+            warn(f"{name}={environment[name]}: kernels run one after another, so nothing can overlap; unset it")
     for name, reason in _WITH_NCCL.items():
         if on(name):
-            yield EnvironmentWarning(f"{name}={environment[name]}: {reason}")
+            warn(f"{name}={environment[name]}: {reason}")
     if on("NCCL_LAUNCH_MODE"):
-        yield EnvironmentWarning(
+        warn(
             f"NCCL_LAUNCH_MODE={environment['NCCL_LAUNCH_MODE']}: NCCL waits for other launches before its own, which "
             "moves collectives in time; unset it"
         )
     if platform == "cuda" and one_connection(environment):
-        yield EnvironmentWarning(
+        warn(
             "CUDA_DEVICE_MAX_CONNECTIONS=1: all streams share one hardware queue, so FSDP's collectives wait for the "
             "kernels launched before them and cannot overlap; unset it"
         )
         if timing_events:
             # github.com/pytorch/pytorch/issues/143890, github.com/NVIDIA/TransformerEngine/issues/1353 and
             # github.com/volcengine/veScale/issues/46: either alone leaves some overlap, both together leave none.
-            yield EnvironmentWarning(
+            warn(
                 "CUDA_DEVICE_MAX_CONNECTIONS=1 together with AORTA's timing events: with one hardware queue they keep "
                 "kernels of two streams from running at once, so the overlap is not that of a run without AORTA; unset "
                 "it, or use instrument.mode=off",
@@ -130,7 +125,7 @@ def _setting_warnings(
         queues = number("GPU_MAX_HW_QUEUES", DEFAULT_HW_QUEUES)
         priority, most = max(streams.items(), key=lambda used: used[1])
         if most > queues:
-            yield EnvironmentWarning(
+            warn(
                 f"GPU_MAX_HW_QUEUES={queues}: this run uses up to {most} streams of priority {priority}; those beyond "
                 f"{queues} share a queue, where they wait for each other; set GPU_MAX_HW_QUEUES={most} before the "
                 f"start, or {_WITHOUT_OURS}"
@@ -139,11 +134,12 @@ def _setting_warnings(
         queues = number("CUDA_DEVICE_MAX_CONNECTIONS", DEFAULT_CONNECTIONS)
         if (everything := sum(streams.values())) > queues:
             more = f"set CUDA_DEVICE_MAX_CONNECTIONS={min(everything, MOST_CONNECTIONS)} before the start, or "
-            yield EnvironmentWarning(
+            warn(
                 f"CUDA_DEVICE_MAX_CONNECTIONS={queues}: this run uses up to {everything} streams; those beyond "
                 f"{queues} share a work queue, where one may wait for another; "
                 f"{more if queues < MOST_CONNECTIONS else ''}{_WITHOUT_OURS}"
             )
+    return warnings
 
 
 def one_connection(environment: Mapping[str, str]) -> bool:
