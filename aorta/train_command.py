@@ -47,7 +47,11 @@ def main(arguments: Sequence[str]) -> int:
     """
     ranks, overrides = split_ranks(arguments)
     if any(map(is_multirun, overrides)):
-        raise InputError(_no_sweeps(overrides, ranks))
+        line = shlex.join(hide(plan_of_sweep(overrides, ranks)))
+        raise InputError(
+            "--multirun: train.py trains once. This launches every combination in turn, and compares it with the "
+            f"base:\n  {line}\n  without --launches 1 it can give verdicts (docs/compare.md)"
+        )
     if ranks is not None:
         # This process becomes torchrun, whose ranks run this command without the option.
         torchrun = [sys.executable, "-m", "aorta.distributed.torchrun", "--standalone", "--nproc_per_node", ranks]
@@ -69,14 +73,6 @@ def run(resolved: Resolved) -> int:
     from aorta.recording.train import run_training
 
     return run_training(resolved)
-
-
-def _no_sweeps(words: Sequence[str], ranks: str | None = None) -> str:
-    line = shlex.join(hide(plan_of_sweep(words, ranks)))
-    return (
-        f"--multirun: train.py trains once. This launches every combination in turn, and compares it with the base:\n"
-        f"  {line}\n  without --launches 1 it can give verdicts (docs/compare.md)"
-    )
 
 
 def split_ranks(arguments: Sequence[str]) -> tuple[str | None, list[str]]:

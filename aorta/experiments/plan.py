@@ -187,7 +187,11 @@ def read_plan(options: argparse.Namespace, folder: Path) -> Plan:
             raise ConfigError(f"{key}={value}: must be at least 1")
     if asked.timeout_s is not None and not 0 < asked.timeout_s < math.inf:
         raise ConfigError(f"timeout_s={asked.timeout_s}: must be greater than 0 and finite")
-    candidates = _candidates(asked)
+    settings = [side_of(words_in(text, "candidates")) for text in asked.candidates] + grid(asked.vary)
+    if len(settings) > MOST_CANDIDATES:
+        raise ConfigError(f"{len(settings)} candidates: at most {MOST_CANDIDATES}; give fewer values, or several plans")
+    shared = [] if asked.candidate is None else [asked.candidate]
+    candidates = [own.over(asked.candidate or Side()) for own in settings] or shared  # what each has of its own
     if asked.aa and candidates:
         raise ConfigError("aa: both sides are the reference; leave out everything about the candidate")
     reference = _side(REFERENCE, asked, asked.reference, folder)
@@ -215,16 +219,6 @@ def launches_needed(candidates: int) -> int:
     from aorta.analysis.compare.verdict import Rules
 
     return least_launches(Rules().alpha / max(1, candidates))
-
-
-def _candidates(asked: PlanFile) -> list[Side]:
-    """Return what each candidate has of its own."""
-    settings = [side_of(words_in(text, "candidates")) for text in asked.candidates] + grid(asked.vary)
-    if len(settings) > MOST_CANDIDATES:
-        raise ConfigError(f"{len(settings)} candidates: at most {MOST_CANDIDATES}; give fewer values, or several plans")
-    if asked.candidate is not None and not settings:
-        return [asked.candidate]
-    return [side.over(asked.candidate or Side()) for side in settings]
 
 
 def side_of(words: Sequence[str]) -> Side:

@@ -9,7 +9,7 @@ only affect its runs on accelerators. Must not shard by anything but the workloa
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -63,32 +63,6 @@ class SeparatelySharded:
     summed: int
 
 
-def shard_over(
-    model: nn.Module,
-    blocks: Blocks,
-    settings: FSDP,
-    precision: Precision,
-    device: torch.device,
-    mesh: DeviceMesh,
-    facts: Mapping[str, object],
-    separate: SeparatelySharded | None = None,
-) -> ParallelizedModel:
-    """Shard `model` over the last dimension of `mesh`; with two dimensions, the first one holds replicas.
-
-    With `overlap=false` nothing is prefetched, all-gathers are waited for where they are needed, and each
-    reduce-scatter is waited for before the next block computes.
-    """
-    root = shard(model, blocks, settings, precision, device, mesh, separate)
-    return ParallelizedModel(
-        model,
-        micro_batch=lambda last: _sync_gradients(root, last),
-        data_rank=int((mesh.mesh.flatten() == dist.get_rank()).nonzero().item()),
-        data_size=mesh.size(),
-        streams={PRIORITY: STREAMS, 0: mesh.ndim - 1},
-        facts={**facts, **sharding_facts(blocks, settings, precision)},
-    )
-
-
 def shard(
     model: nn.Module,
     blocks: Blocks,
@@ -98,7 +72,12 @@ def shard(
     mesh: DeviceMesh,
     separate: SeparatelySharded | None = None,
 ) -> FSDPModule:
-    """Shard `blocks` one by one and with the root what is left of `model`, as `shard_over` says; returns the root."""
+    """Shard `blocks` one by one, and with the root what is left of `model`, over the last dimension of `mesh`; of two,
+    the first one holds replicas. Returns the root.
+
+    With `overlap=false` nothing is prefetched, all-gathers are waited for where they are needed, and each
+    reduce-scatter is waited for before the next block computes.
+    """
     param_dtype, reduce_dtype = sharding_dtypes(settings, precision)
     policy, reshard = MixedPrecisionPolicy(param_dtype, reduce_dtype), settings.reshard_after_forward
     units: list[list[FSDPModule]] = []
@@ -221,39 +200,48 @@ def parallelize(
         blocks, parts, experts, attentions: as of `aorta.parallel.parallelize`.
     """
     ranks = dist.get_world_size()
+    if isinstance(settings, TP):  # every rank computes what is not split
+        mesh = _mesh(device, tensor=ranks)
+        split_layers(parts, mesh)
+        return ParallelizedModel(
+            model, arithmetic=autocast(precision, device), data_rank=0, data_size=1, facts=_facts(mesh)
+        )
+
+    def sharded(over: DeviceMesh, whole: DeviceMesh, separate: SeparatelySharded | None = None) -> ParallelizedModel:
+        root = shard(model, blocks, settings, precision, device, over, separate)
+        return ParallelizedModel(
+            model,
+            micro_batch=lambda last: _sync_gradients(root, last),
+            data_rank=int((over.mesh.flatten() == dist.get_rank()).nonzero().item()),
+            data_size=over.size(),
+            streams={PRIORITY: STREAMS, 0: over.ndim - 1},
+            facts={**_facts(whole), **sharding_facts(blocks, settings, precision)},
+        )
+
     match settings:
-        case TP():  # every rank computes what is not split
-            mesh = _mesh(device, tensor=ranks)
-            split_layers(parts, mesh)
-            return ParallelizedModel(
-                model, arithmetic=autocast(precision, device), data_rank=0, data_size=1, facts=_facts(mesh)
-            )
         case HSDP():  # a copy of the model is sharded over the ranks that share it
             mesh = _mesh(device, replicate=settings.replicas, shard=ranks // settings.replicas)
-            return shard_over(model, blocks, settings, precision, device, mesh, _facts(mesh))
+            return sharded(mesh, mesh)
         case FSDPTP():  # layers are split over some ranks, each rank's part is sharded over the others
             mesh = _mesh(device, shard=ranks // settings.tp_size, tensor=settings.tp_size)
             split_layers(parts, mesh["tensor"])
-            return shard_over(model, blocks, settings, precision, device, mesh["shard"], _facts(mesh))
+            return sharded(mesh["shard"], mesh)
         case FSDPCP():  # sequences are split over some ranks, the model over all: each has gradients of its own
             mesh = _mesh(device, shard=ranks // settings.cp_size, context=settings.cp_size)
             context.split(attentions, mesh["context"])
-            every = mesh._flatten("shard_context")
-            sharded = shard_over(model, blocks, settings, precision, device, every, _facts(mesh))
             data_rank, data_size = mesh.get_local_rank("shard"), mesh["shard"].size()
-            return replace(sharded, data_rank=data_rank, data_size=data_size, cut=context.cut(mesh["context"]))
+            whole = sharded(mesh._flatten("shard_context"), mesh)
+            return replace(whole, data_rank=data_rank, data_size=data_size, cut=context.cut(mesh["context"]))
         case FSDPEP():  # experts are split over some ranks and sharded over the others, the rest is sharded over all
             mesh, separate = _mesh(device, data=ranks // settings.ep_size, expert=settings.ep_size), list(experts)
             for module in separate:
                 context.split_experts(module, mesh["expert"])
-            sharded_apart = SeparatelySharded(separate, mesh["data"], summed=ranks)
-            everyone = mesh._flatten("shard")
-            return shard_over(model, blocks, settings, precision, device, everyone, _facts(mesh), sharded_apart)
+            return sharded(mesh._flatten("shard"), mesh, SeparatelySharded(separate, mesh["data"], summed=ranks))
         case FSDPPP():
             return _sharded_pipelines(model, blocks, settings, precision, device)
         case _:
             mesh = _mesh(device, shard=ranks)
-            return shard_over(model, blocks, settings, precision, device, mesh, _facts(mesh))
+            return sharded(mesh, mesh)
 
 
 def _sharded_pipelines(

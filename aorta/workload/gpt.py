@@ -3,7 +3,7 @@ with a mixture of experts: a router, experts with limited room, and a loss that 
 
 `tokens` [batch, positions] int -> `logits` [batch, positions, vocabulary]. RMSNorm: Zhang and Sennrich, arXiv
 1910.07467. Rotary positions: Su et al., arXiv 2104.09864. SwiGLU: Shazeer, arXiv 2002.05202. Grouped heads: Ainslie et
-al., arXiv 2305.13245. A stage of a pipeline is the same module with some of the parts (`keep`).
+al., arXiv 2305.13245. A stage of a pipeline is the same module with some of the parts.
 
 With experts, shapes do not depend on what the router chooses, so that nothing has to be read from the device: an expert
 has `capacity` rows, those without a token are zeros, and tokens that find no room are dropped: only the residual path
@@ -130,23 +130,14 @@ class GptModel(Model):
             if parameter.ndim > 1:
                 nn.init.normal_(parameter, std=into_residual if name.endswith(_INTO_RESIDUAL) else INITIAL_STD)
 
-    def keep(self, layers: range) -> None:
-        last = max(map(int, self.layers))
-        for name in list(self.layers):
-            if int(name) not in layers:
-                del self.layers[name]
-        if 0 not in layers:
-            self.embed = None
-        if last not in layers:
-            self.norm = self.head = None
-
     def pipeline_stage(self, index: int, count: int) -> GptModel:
         """Return an even share of the layers, with the embedding in the first stage, norm and head in the last."""
-        stage = self.__class__.__new__(self.__class__)
+        stage = GptModel.__new__(GptModel)
         Model.__init__(stage)
-        stage.embed, stage.norm, stage.head = self.embed, self.norm, self.head
-        stage.layers = nn.ModuleDict(dict(self.layers.items()))
-        stage.keep(layers_of(index, count, len(self.layers)))
+        stage.embed = self.embed if index == 0 else None
+        kept = layers_of(index, count, len(self.layers))
+        stage.layers = nn.ModuleDict({str(layer): self.layers[str(layer)] for layer in kept})
+        stage.norm, stage.head = (self.norm, self.head) if index == count - 1 else (None, None)
         return stage
 
     def forward(self, tokens_BS: torch.Tensor, positions_S: torch.Tensor | None = None) -> torch.Tensor:  # noqa: N803
@@ -285,14 +276,11 @@ class MoeModel(GptModel):
             return MixtureOfExperts(dims, settings, settings.balance_weight / micro_batches)
 
         super().__init__(dims, feed_forward)
-        layers = ((index, layer.get_submodule("feed_forward")) for index, layer in self.layers.items())
         # In a tuple, where nn.Module does not look for children; a strategy may wrap the layers in others.
-        self._found = tuple((index, mixture) for index, mixture in layers if isinstance(mixture, MixtureOfExperts))
+        self._experts = tuple(mixture.experts for mixture in self.modules() if isinstance(mixture, MixtureOfExperts))
 
     def experts(self) -> Iterator[nn.Module]:
-        for index, mixture in self._found:
-            if index in self.layers:  # and not dropped, as in a stage of a pipeline
-                yield mixture.experts
+        yield from self._experts
 
 
 def _local(parameter: torch.Tensor) -> torch.Tensor:

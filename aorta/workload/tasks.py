@@ -1,5 +1,5 @@
-"""What can be trained: the interface of a workload (a model in blocks, batches, a loss, an optimizer), synthetic
-data, and which workload a configuration names.
+"""What can be trained: the interface of a workload (a model in blocks, batches, a loss, an optimizer), and batches of
+synthetic data.
 
 Data are generated once from a seed, the same on every rank, never the bottleneck. Batches come in an order that depends
 only on the seed, so a run resumed at step k gets what the uninterrupted run would have got. Must not know how a model
