@@ -180,7 +180,8 @@ class HostWatchdog:
     def __init__(self, task: WatchdogTask) -> None:
         self._task, self._folder = task, Path(task.folder)
         self._watches: dict[int, ProgressWatch] = {}
-        self._processes: dict[int, int] = {}
+        self._poller = select.poll()
+        """Of the processes of the ranks."""
         self._exits: dict[int, RankExit] = {}
         self._dead: set[int] = set()
         self._reported: dict[int, int] = {}
@@ -191,12 +192,10 @@ class HostWatchdog:
             return
         warmup = max(watch.facts.warmup_steps for watch in self._watches.values())
         patience = Patience(self._task.timeout_s, self._task.grace_s, warmup)
-        poller, looked_ns = select.poll(), time.perf_counter_ns()
-        for process in self._processes.values():
-            poller.register(process, select.POLLIN)
+        looked_ns = time.perf_counter_ns()
         while True:
-            for process, _ in poller.poll(POLL_S * 1000):
-                poller.unregister(process)
+            for process, _ in self._poller.poll(POLL_S * 1000):
+                self._poller.unregister(process)
             self._lines.make()
             now_ns = time.perf_counter_ns()
             if now_ns - looked_ns > _ASLEEP_S * 1e9:
@@ -241,7 +240,7 @@ class HostWatchdog:
                         self._watches[facts.rank] = watch
                         self._lines.add(facts.rank)
                         with suppress(OSError, OverflowError):  # gone already, or no pid
-                            self._processes[facts.rank] = os.pidfd_open(facts.pid)
+                            self._poller.register(os.pidfd_open(facts.pid), select.POLLIN)
             if self._task.ranks[0] not in self._watches:
                 return False
             if all(_is_dead(watch) for watch in self._watches.values()):

@@ -47,34 +47,35 @@ LOST: Final = "lost"
 """The runner ended before the launch did; a later runner noted it."""
 
 
-class PlanOpened(msgspec.Struct, tag="open", tag_field="event", frozen=True):
-    """A runner of a plan began. `time` here and below: UTC, ISO 8601."""
-
+class _Event(msgspec.Struct, tag_field="event", frozen=True):
     time: str
+    """UTC, ISO 8601."""
+
+
+class _LaunchEvent(_Event, frozen=True):
+    id: str
+    launch: str
+    order: int
+    attempt: int
+
+
+class PlanOpened(_Event, tag="open", frozen=True):
+    """A runner of a plan began."""
+
     host: dict[str, Any] = {}
     pid: int | None = None
 
 
-class Started(msgspec.Struct, tag="start", tag_field="event", frozen=True):
+class Started(_LaunchEvent, tag="start", frozen=True):
     """A launch of a plan is about to be started. `id` marks its processes, `log` is seen from the plan's folder."""
 
-    time: str
-    id: str
-    launch: str
-    order: int
-    attempt: int
     command: list[str] = []
     log: str | None = None
 
 
-class Ended(msgspec.Struct, tag="end", tag_field="event", frozen=True):
+class Ended(_LaunchEvent, tag="end", frozen=True):
     """A launch of a plan has ended; `reason` says why it is not done, `kept` where its folder was put aside."""
 
-    time: str
-    id: str
-    launch: str
-    order: int
-    attempt: int
     outcome: str
     exit_code: int | None
     seconds: float | None
@@ -85,10 +86,9 @@ class Ended(msgspec.Struct, tag="end", tag_field="event", frozen=True):
     last_lines: list[str] = []
 
 
-class Closed(msgspec.Struct, tag="close", tag_field="event", frozen=True):
+class Closed(_Event, tag="close", frozen=True):
     """The runner of a plan ended."""
 
-    time: str
     exit_code: int
     failed: list[str]
 

@@ -64,7 +64,7 @@ class WindowRecording(profile):
         self._first_rank = plan.process.rank == min(selected_ranks(settings.ranks) or (0,))
         self._began: int | None = None
         self._broken = self._closed = False
-        self._saved_any, self._last_at = False, -1
+        self._last_at = -1  # no window has been saved
         self._last: Any = None
         # The device allocator's own history of one window at a time, for `python -m torch.cuda._memory_viz`.
         self._keeps_history = settings.memory_filename is not None and cuda.has_memory_history()
@@ -165,7 +165,7 @@ class WindowRecording(profile):
         worked = not self._broken
         with self._harmless("end the allocator's history"):
             self._end_history()
-        if worked and not self._saved_any:
+        if worked and self._last_at < 0:
             _log.log(
                 logging.WARNING if self._first_rank else logging.DEBUG,
                 "profiling: no trace was kept: the %d steps from step %d on include no active step (wait %d, "
@@ -232,7 +232,7 @@ class WindowRecording(profile):
                 "and holds no whole step",
                 window.finished,
             )
-        self._saved_any, self._last_at = True, window.finished
+        self._last_at = window.finished
         if self._settings.summary_rows:
             self._last = inner
         assert inner is not None  # torch calls this only with a trace
