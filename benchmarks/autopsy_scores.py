@@ -42,7 +42,6 @@ from aorta.autopsy.flight_recorder import read_dumps
 from aorta.autopsy.judge import judge
 from aorta.autopsy.processes import EVIDENCE_FILE, progress_evidence
 from aorta.autopsy.report import verdict_on
-from aorta.config.loop import FAULTS, FaultFacts
 from aorta.config.resolve import Resolved
 from aorta.errors import InputError
 from aorta.recording.train import run_training
@@ -81,6 +80,45 @@ LIGHT: Final = (
 _ASKED: Final = "dumps_wanted"
 
 
+class Expected(NamedTuple):
+    """What an autopsy should find of one kind of fault: the `verdict` (one of `aorta.autopsy.evidence.Kind`), the phase
+    that the rank is in then (None: any), the aspect of a signature mismatch.
+    """
+
+    verdict: str
+    phase: str | None = None
+    aspect: str | None = None
+
+
+EXPECTED: Final[dict[str, Expected]] = {
+    "workload_exception": Expected("dead", "forward"),
+    "async_exception": Expected("dead", "forward"),
+    "signal_exception": Expected("dead", "forward"),
+    "sigint": Expected("dead"),
+    "sigterm": Expected("dead", "forward"),
+    "sigkill": Expected("dead", "forward"),
+    "sigstop": Expected("stopped", "forward"),
+    "segfault": Expected("dead", "forward"),
+    "abort": Expected("dead", "forward"),
+    "lock_gil": Expected("stuck_outside", "forward"),
+    "stuck_forward": Expected("stuck_outside", "forward"),
+    "link_stalled": Expected("stuck_inside"),
+    "skipped_collective": Expected("signature_mismatch", "forward", "size"),
+    "swapped_order": Expected("signature_mismatch", "forward", "size"),
+    "wrong_size": Expected("signature_mismatch", "forward", "size"),
+    "wrong_dtype": Expected("signature_mismatch", "forward", "dtype"),
+    "wrong_kind": Expected("signature_mismatch", "forward", "kind"),
+    "wrong_group": Expected("signature_mismatch", "forward", "group"),
+    "rank_dependent_branch": Expected("signature_mismatch", "forward", "kind"),
+    "slow_data": Expected("slow", "data"),
+    "stuck_data": Expected("stuck_outside", "data"),
+    "stuck_optimizer": Expected("stuck_outside", "optimizer"),
+    "stuck_checkpoint": Expected("stuck_outside", "checkpoint"),
+    "slow_rank": Expected("slow", "forward"),
+}
+"""Of each kind of `aorta.config.loop.FAULTS`."""
+
+
 class Planned(NamedTuple):
     """One training. `kind`: several are joined by +, the first of them on the last rank. `timeout_s`: of its watchdog;
     None: learned.
@@ -92,9 +130,9 @@ class Planned(NamedTuple):
     timeout_s: float | None
 
     @property
-    def culprits(self) -> dict[int, FaultFacts]:
+    def culprits(self) -> dict[int, Expected]:
         """Faulty rank -> what is wrong with it."""
-        return {self.ranks - 1 - at: FAULTS[kind] for at, kind in enumerate(self.kind.split("+"))}
+        return {self.ranks - 1 - at: EXPECTED[kind] for at, kind in enumerate(self.kind.split("+"))}
 
     @property
     def is_slow(self) -> bool:
@@ -157,7 +195,7 @@ def _scores(planned: Planned, evidence: list[RankEvidence]) -> dict[str, Any]:
     }
 
 
-def _after_s(seen: RankEvidence, fact: FaultFacts) -> float | None:
+def _after_s(seen: RankEvidence, fact: Expected) -> float | None:
     """Seconds from a rank's last progress, or the end of the time that its phase is allowed, to the evidence."""
     if fact.verdict == "slow" or seen.taken_ns is None or seen.progress_ns is None:
         return None
@@ -317,7 +355,7 @@ def _table(rows: list[dict[str, Any]]) -> str:
 def main() -> int:
     """Run those that `--rows` does not have yet; returns the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--kinds", default=",".join(FAULTS), help="kinds of faults, with commas (default: all)")
+    parser.add_argument("--kinds", default=",".join(EXPECTED), help="kinds of faults, with commas (default: all)")
     parser.add_argument("--runs", type=int, default=1, help="of each kind and number of ranks (default: %(default)s)")
     parser.add_argument("--ranks", default="2", help="numbers of ranks, with commas (default: %(default)s)")
     parser.add_argument("--layouts", default="ddp", help="strategies, with commas (default: %(default)s)")

@@ -302,48 +302,33 @@ class Watchdog:
     grace_s: float = 600.0
 
 
-class FaultFacts(NamedTuple):
-    """One kind of fault: what the rank does from the beginning of `fault.step` on, what an autopsy should find (one of
-    `aorta.autopsy.evidence.Kind`), the phase that the rank is in then (None: any), the aspect of a signature mismatch.
-    """
-
-    does: str
-    verdict: str
-    phase: str | None = None
-    aspect: str | None = None
-
-
-FAULTS: Final[dict[str, FaultFacts]] = {
-    "workload_exception": FaultFacts("raises RuntimeError in its forward pass", "dead", "forward"),
-    "async_exception": FaultFacts("another thread raises RuntimeError in the one that trains", "dead", "forward"),
-    "signal_exception": FaultFacts("a handler of SIGALRM raises RuntimeError", "dead", "forward"),
-    "sigint": FaultFacts("gets SIGINT twice, the second of which ends it at once", "dead", None),
-    "sigterm": FaultFacts("gets SIGTERM without a handler", "dead", "forward"),
-    "sigkill": FaultFacts("gets SIGKILL", "dead", "forward"),
-    "sigstop": FaultFacts("gets SIGSTOP", "stopped", "forward"),
-    "segfault": FaultFacts("reads address 0", "dead", "forward"),
-    "abort": FaultFacts("calls abort()", "dead", "forward"),
-    "lock_gil": FaultFacts("deadlocks in compiled code that holds the interpreter lock", "stuck_outside", "forward"),
-    "stuck_forward": FaultFacts("sleeps in its forward pass without end", "stuck_outside", "forward"),
-    "link_stalled": FaultFacts("loses all that its peers send, without an error", "stuck_inside"),
-    "skipped_collective": FaultFacts(
-        "leaves out an all-reduce of the others, and goes on", "signature_mismatch", "forward", "size"
-    ),
-    "swapped_order": FaultFacts("issues two all-reduces the other way round", "signature_mismatch", "forward", "size"),
-    "wrong_size": FaultFacts("reduces three times as many elements", "signature_mismatch", "forward", "size"),
-    "wrong_dtype": FaultFacts("reduces float64 for float32", "signature_mismatch", "forward", "dtype"),
-    "wrong_kind": FaultFacts("broadcasts instead of reducing", "signature_mismatch", "forward", "kind"),
-    "wrong_group": FaultFacts("reduces in another group of the same ranks", "signature_mismatch", "forward", "group"),
-    "rank_dependent_branch": FaultFacts(
-        "waits in a barrier that only it calls", "signature_mismatch", "forward", "kind"
-    ),
-    "slow_data": FaultFacts("waits three seconds for each batch", "slow", "data"),
-    "stuck_data": FaultFacts("waits for a batch without end", "stuck_outside", "data"),
-    "stuck_optimizer": FaultFacts("sleeps in its optimizer without end", "stuck_outside", "optimizer"),
-    "stuck_checkpoint": FaultFacts("sleeps while it writes a checkpoint, without end", "stuck_outside", "checkpoint"),
-    "slow_rank": FaultFacts("takes three seconds longer for each forward pass", "slow", "forward"),
+FAULTS: Final = {
+    "workload_exception": "raises RuntimeError in its forward pass",
+    "async_exception": "another thread raises RuntimeError in the one that trains",
+    "signal_exception": "a handler of SIGALRM raises RuntimeError",
+    "sigint": "gets SIGINT twice, the second of which ends it at once",
+    "sigterm": "gets SIGTERM without a handler",
+    "sigkill": "gets SIGKILL",
+    "sigstop": "gets SIGSTOP",
+    "segfault": "reads address 0",
+    "abort": "calls abort()",
+    "lock_gil": "deadlocks in compiled code that holds the interpreter lock",
+    "stuck_forward": "sleeps in its forward pass without end",
+    "link_stalled": "loses all that its peers send, without an error",
+    "skipped_collective": "leaves out an all-reduce of the others, and goes on",
+    "swapped_order": "issues two all-reduces the other way round",
+    "wrong_size": "reduces three times as many elements",
+    "wrong_dtype": "reduces float64 for float32",
+    "wrong_kind": "broadcasts instead of reducing",
+    "wrong_group": "reduces in another group of the same ranks",
+    "rank_dependent_branch": "waits in a barrier that only it calls",
+    "slow_data": "waits three seconds for each batch",
+    "stuck_data": "waits for a batch without end",
+    "stuck_optimizer": "sleeps in its optimizer without end",
+    "stuck_checkpoint": "sleeps while it writes a checkpoint, without end",
+    "slow_rank": "takes three seconds longer for each forward pass",
 }
-"""Kind -> its facts, for one rank of a data-parallel run."""
+"""Kind -> what the rank does from the beginning of `fault.step` on, one rank of a data-parallel run."""
 _WITHOUT_FORWARD: Final = ("slow_data", "stuck_data", "stuck_optimizer", "stuck_checkpoint")
 """Kinds that do not act in the model's forward pass: a pipeline runs its stages, never the model as a whole."""
 
