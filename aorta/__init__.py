@@ -12,6 +12,7 @@ neither should pay for the other.
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from aorta.version import __version__
@@ -29,14 +30,6 @@ def __getattr__(name: str) -> object:
     """Return the public names, loaded when they are first asked for."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name == "Logger":
-        from aorta.loggers import Logger
-
-        return Logger
-    if name in ("Profiler", "TorchProfiler"):
-        from aorta.recording import profilers
-
-        return getattr(profilers, name)
-    from aorta.recording import api
-
-    return getattr(api, name)
+    profilers = dict.fromkeys(("Profiler", "TorchProfiler"), "aorta.recording.profilers")
+    module = {"Logger": "aorta.loggers", **profilers}.get(name, "aorta.recording.api")
+    return getattr(import_module(module), name)

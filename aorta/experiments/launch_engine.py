@@ -241,17 +241,6 @@ def _launch(
     again = f"-{starts + number + 1}" if starts + number else ""
     log = plan.output / "logs" / planned.side.name / f"{planned.number:02d}{again}.log"
 
-    def lacking() -> str | None:
-        lacks, hint = run_of(folder)[1], ""
-        if lacks is None:
-            return None
-        if planned.side.command and not (folder / MANIFEST_FILE).exists():
-            lacks = f"the command wrote no record to {folder}"
-            hint = " (no optimizer of torch stepped, or AORTA could not record: see the log)"
-            if any("{output}" in word for word in planned.side.command):
-                hint = " (give {output} to aorta.record; without {output} the command is recorded without a line)"
-        return f"exit code 0, but {lacks}{hint}"
-
     # Before the process is made: a runner that is killed now leaves word of what to look for.
     of = id_, planned.name, planned.order, number
     journal.write(Started(now(), *of, hide(command), str(log.relative_to(plan.output))))
@@ -272,9 +261,16 @@ def _launch(
         write_whole(log, f"{error}\n")
         ended = LaunchEnd(error.exit_code, 0.0, timed_out=False, left_behind=0)
     went_well = ended.exit_code == EXIT_OK and not ended.timed_out
-    lacks = lacking() if went_well else None
-    outcome = FAILED
-    why: str | None = lacks or f"exit code {ended.exit_code}"
+    lacks, outcome = run_of(folder)[1] if went_well else None, FAILED
+    why: str | None = f"exit code {ended.exit_code}"
+    if lacks is not None:
+        if planned.side.command and not (folder / MANIFEST_FILE).exists():
+            lacks = f"the command wrote no record to {folder} "
+            if any("{output}" in word for word in planned.side.command):
+                lacks += "(give {output} to aorta.record; without {output} the command is recorded without a line)"
+            else:
+                lacks += "(no optimizer of torch stepped, or AORTA could not record: see the log)"
+        why = f"exit code 0, but {lacks}"
     if went_well and lacks is None:  # before a signal or the timeout could end it
         outcome, why = DONE, None
     elif stop.signal is not None:

@@ -62,20 +62,6 @@ class Schedule:
                 f"skip_first={self.skip_first}: active must be at least 1, the others at least 0"
             )
 
-    @classmethod
-    def periodic(cls, period: int, warmup: int, active: int) -> Schedule:
-        """Return a schedule of unlimited cycles of `period` steps each.
-
-        Raises:
-            ValueError: warm-up and kept steps do not fit; names the three.
-        """
-        if warmup < 0 or active < 1 or period < warmup + active:
-            raise ValueError(
-                f"period={period}, warmup={warmup}, active={active}: period must be at least warmup + active, warmup "
-                "at least 0 and active at least 1"
-            )
-        return cls(period - warmup - active, warmup, active, repeat=0)
-
     @property
     def cycle(self) -> int:
         return self.wait + self.warmup + self.active
@@ -228,12 +214,17 @@ class ProfilerPlan:
 
     def schedule(self, first_step: int) -> Schedule:
         settings = self.settings
-        if settings.wait is None and settings.period is not None and not settings.per_epoch:
-            Schedule.periodic(settings.period, settings.warmup, settings.active)  # for its error message
+        period, warmup, active = settings.period, settings.warmup, settings.active
+        chosen = None if settings.per_epoch or settings.wait is not None else period
+        if chosen is not None and (warmup < 0 or active < 1 or chosen < warmup + active):
+            raise ValueError(
+                f"period={period}, warmup={warmup}, active={active}: period must be at least warmup + active, "
+                "warmup at least 0 and active at least 1"
+            )
         return Schedule(
             steps_to_wait(settings),
-            settings.warmup,
-            settings.active,
+            warmup,
+            active,
             settings.repeat,
             settings.skip_first,
             self.counters.steps_per_epoch if settings.per_epoch else None,

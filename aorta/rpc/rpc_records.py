@@ -93,7 +93,15 @@ def read_run(folder: Path) -> RpcRecords:
         workers = {worker.id: worker.name for worker in facts.workers}
         windows, profiled = facts.finished_windows, facts.profiled
     else:
-        workers = _workers_of(calls, traces)
+        names = {worker: f"node {worker}" for call in calls for worker in (call.caller, call.callee)}
+        for trace in traces:
+            if "rpcWorker" in trace.head:
+                try:
+                    own = decode_json(trace.head["rpcWorker"], _WORKER)
+                except ValueError as error:
+                    raise InputError(f"{trace.path}: its rpcWorker is no worker ({error})") from error
+                names[own.id] = own.name
+        workers = dict(sorted(names.items()))
         windows, profiled = 1 + max((call.window or 0 for call in calls), default=0), bool(traces)
     saved = Counter(trace.rank for trace in traces)
     for worker, name in workers.items():
@@ -102,8 +110,8 @@ def read_run(folder: Path) -> RpcRecords:
         if profiled and saved[worker] < windows:
             missing.append(f"worker {name} (node {worker}): {saved[worker]} of {windows} traces")
     if facts is not None:
-        names = {str(worker): name for worker, name in workers.items()}
-        missing += [f"worker {names.get(rank, '?')} (node {rank}): lost: {why}" for rank, why in facts.lost.items()]
+        by_text = {str(worker): name for worker, name in workers.items()}
+        missing += [f"worker {by_text.get(rank, '?')} (node {rank}): lost: {why}" for rank, why in facts.lost.items()]
         if facts.cut_short:
             missing.append(f"the run was cut short: {facts.cut_short}")
         if not facts.ended:
@@ -112,18 +120,6 @@ def read_run(folder: Path) -> RpcRecords:
         if facts.finished_windows < facts.windows:
             missing.append(f"{facts.finished_windows} of {facts.windows} windows were finished")
     return RpcRecords(folder, workers, sorted(calls, key=lambda call: call.issue_ns), traces, missing)
-
-
-def _workers_of(calls: list[Call], traces: list[TraceFile]) -> dict[int, str]:
-    names = {worker: f"node {worker}" for call in calls for worker in (call.caller, call.callee)}
-    for trace in traces:
-        if "rpcWorker" in trace.head:
-            try:
-                worker = decode_json(trace.head["rpcWorker"], _WORKER)
-            except ValueError as error:
-                raise InputError(f"{trace.path}: its rpcWorker is no worker ({error})") from error
-            names[worker.id] = worker.name
-    return dict(sorted(names.items()))
 
 
 @dataclass
