@@ -16,7 +16,7 @@ import re
 import shlex
 import sys
 from argparse import ArgumentParser
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from datetime import UTC, datetime
 from enum import Enum
@@ -67,11 +67,6 @@ class Command:
     def options(self) -> ArgumentParser:
         made: ArgumentParser = getattr(import_module(self.entry.partition(":")[0]), str(self.parser))()
         return made
-
-    def load(self) -> Callable[[Sequence[str]], int]:
-        module, _, function = self.entry.partition(":")
-        main: Callable[[Sequence[str]], int] = getattr(import_module(module), function)
-        return main
 
 
 COMMANDS: Final[dict[str, Command]] = {
@@ -163,7 +158,9 @@ def carry_out(name: str, words: Sequence[str]) -> int:
         option = word.partition("=")[0]
         if (instead := REMOVED.get(name, {}).get(option)) is not None:
             raise InputError(f"{option}: aorta {name} has no such option; {instead}")
-    return COMMANDS[name].load()(words)
+    module, _, function = COMMANDS[name].entry.partition(":")
+    ended: int = getattr(import_module(module), function)(words)
+    return ended
 
 
 @command()
@@ -177,8 +174,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:
         begin_process()
     if "_ARGCOMPLETE" in os.environ:  # the shell asks how the line could go on
-        parsers = {name: entry.options if entry.parser else None for name, entry in COMMANDS.items()}
-        complete(parsers, os.environ.get("COMP_LINE", ""))
+        complete(os.environ.get("COMP_LINE", ""))
     check_alone()
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] in {"-h", "--help", "help"}:
@@ -249,36 +245,27 @@ def record(arguments: Sequence[str]) -> int:
             if given[2] and not given[3]:
                 next(following, None)
     from aorta.config.loop import observed_every
+    from aorta.records.files import write_whole
+    from aorta.records.run_files import NOTE_FILE
+    from aorta.redaction import hide
 
     try:
         observed_every(options.every)
     except ConfigError as error:
         raise InputError(f"aorta record --every: {error}") from error
     every = {} if options.every == "1" else {"AORTA_RECORD_EVERY": options.every}
-    folder = str(Path(options.folder).absolute())
+    out = Path(options.folder)
     sys.stdout.flush()
-    note_started(Path(options.folder), words)
     try:
-        os.execvpe(words[0], words, with_path(_INJECTED) | {"AORTA_RECORD": folder} | every)
+        out.mkdir(parents=True, exist_ok=True)
+        # Why nothing of the command is recorded: it holds until something is.
+        write_whole(out / NOTE_FILE, _NOTE.format(shlex.join(hide(words)), datetime.now(UTC), platform.node()))
+    except OSError as error:
+        raise InputError(f"{out}: cannot be written: {error.strerror or error}; choose another OUT") from error
+    try:
+        os.execvpe(words[0], words, with_path(_INJECTED) | {"AORTA_RECORD": str(out.absolute())} | every)
     except OSError as error:
         raise ToolMissing(f"{words[0]}: cannot be started: {error.strerror or error}") from error
-
-
-def note_started(folder: Path, words: Sequence[str]) -> None:
-    """Note in the folder of a run why nothing of a command is recorded, which holds until something is.
-
-    Raises:
-        InputError: the folder cannot be made or written.
-    """
-    from aorta.records.files import write_whole
-    from aorta.records.run_files import NOTE_FILE
-    from aorta.redaction import hide
-
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / NOTE_FILE, _NOTE.format(shlex.join(hide(words)), datetime.now(UTC), platform.node()))
-    except OSError as error:
-        raise InputError(f"{folder}: cannot be written: {error.strerror or error}; choose another OUT") from error
 
 
 def record_parser() -> ArgumentParser:
@@ -297,7 +284,7 @@ def record_parser() -> ArgumentParser:
     return parser
 
 
-def complete(parsers: Mapping[str, Callable[[], ArgumentParser] | None], line: str) -> None:
+def complete(line: str) -> None:
     """Write the completions that the shell has asked for, and end the process. `line`: the command line up to now."""
     import argcomplete
 
@@ -306,17 +293,17 @@ def complete(parsers: Mapping[str, Callable[[], ArgumentParser] | None], line: s
     commands = whole.add_subparsers()
     words = line.split()[1:]
     chosen = dict(word.split("=", 1) for word in words if "=" in word)
-    for name, make in parsers.items():
+    for name, entry in COMMANDS.items():
         if name not in words:
             commands.add_parser(name)
-        elif make is None:
+        elif entry.parser is None:
             training = commands.add_parser(name)
             for option, purpose in _TRAIN:
                 training.add_argument(option, help=purpose)
             keys = training.add_argument("overrides", nargs="*")
             keys.completer = lambda **_: list(overrides(chosen))  # type: ignore[attr-defined]  # for argcomplete
         else:
-            commands.add_parser(name, parents=[make()], add_help=False, conflict_handler="resolve")
+            commands.add_parser(name, parents=[entry.options()], add_help=False, conflict_handler="resolve")
     argcomplete.autocomplete(whole, always_complete_options=False)
 
 
