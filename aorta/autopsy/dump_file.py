@@ -22,7 +22,6 @@ _PYTHONS: Any = pickle._Unpickler  # type: ignore[attr-defined,unused-ignore]
 _UNBOUNDED: Final = b"".join((pickle.DICT, pickle.EMPTY_SET, pickle.FROZENSET, pickle.BYTEARRAY8))
 _VALUES_PER_BYTE: Final = 4
 """Values of a pickle for each of its bytes, at most: a frame of three, which entries share, takes two to five bytes."""
-Batch: TypeAlias = tuple[str | int, int, int]
 _Shape: TypeAlias = Annotated[list[Annotated[int, msgspec.Meta(ge=0, lt=2**62)]], msgspec.Meta(max_length=64)]
 
 
@@ -71,7 +70,7 @@ class DumpEntry(msgspec.Struct):
         return self.profiling_name.partition(":")[2] or self.profiling_name
 
     @property
-    def batch(self) -> Batch:
+    def batch(self) -> tuple[str | int, int, int]:
         """What the messages of a batch share."""
         return self.process_group[0], self.collective_seq_id, self.p2p_seq_id
 

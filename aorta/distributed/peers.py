@@ -145,7 +145,11 @@ class Peers:
             self.report_failure(str(error), own=not isinstance(error, PeerFailed))
             return error
         text = f"{type(error).__name__}: {_first_line(error)}"
-        if self.world_size > 1 and _is_communication(error):
+        # gloo raises plain RuntimeErrors, so the message is the only evidence that a collective failed.
+        collective = isinstance(error, dist.DistError) or (
+            isinstance(error, RuntimeError) and any(word in str(error).lower() for word in _COMMUNICATION_WORDS)
+        )
+        if self.world_size > 1 and collective:
             self.report_failure(text, own=False)
             return PeerFailed(f"rank {self.rank}: a collective failed because of a peer: {self.diagnose()} ({text})")
         self.report_failure(text, own=True)
@@ -172,13 +176,6 @@ class Peers:
             return bool(self.store.check([name]))
         except (RuntimeError, OSError):
             return False
-
-
-def _is_communication(error: Exception) -> bool:
-    """Return whether a collective failed. gloo raises plain RuntimeErrors, so the message is the only evidence."""
-    if isinstance(error, dist.DistError):
-        return True
-    return isinstance(error, RuntimeError) and any(word in str(error).lower() for word in _COMMUNICATION_WORDS)
 
 
 def _first_line(error: BaseException) -> str:

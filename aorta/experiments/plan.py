@@ -365,8 +365,14 @@ def _side(name: str, shared: Side, own: Side, folder: Path) -> Side:
     side, here = own.over(shared), checkout()
     side.name, side.words = name, _for_training(own.words, f"{name}.words")  # the shared ones are the plan's
     side.tree = str(_absolute(folder, side.tree)) if side.tree else None if here is None else str(here)
-    python = _interpreter(side.python, folder, f"{name}.python")
-    side.python = python if side.names_python else None
+    program: str | None = sys.executable
+    if side.python is not None:  # links are kept, for an environment's interpreter is one
+        program = shutil.which(side.python) if os.sep not in side.python else str(_absolute(folder, side.python))
+        if program is None or not os.access(program, os.X_OK) or Path(program).is_dir():
+            raise ConfigError(
+                f"{name}.python={side.python}: no such program; name a Python that has torch and AORTA's dependencies"
+            )
+    side.python = program if side.names_python else None
     for key, word in [*(("launcher", word) for word in side.launcher), *(("command", word) for word in side.command)]:
         for mark in _PLACEHOLDER.findall(word):
             if mark == "{tree}" and side.tree is None:
@@ -409,16 +415,6 @@ def _check_commands(asked: PlanFile, sides: Sequence[Side]) -> None:
                 f"{key}={value}: does not reach the command of the {commands[0].name}, which is launched as it stands; "
                 "put it into the command"
             )
-
-
-def _interpreter(word: str | None, folder: Path, key: str) -> str:
-    """Return an absolute path; links are kept, for an environment's interpreter is one."""
-    if word is None:
-        return sys.executable
-    program = shutil.which(word) if os.sep not in word else str(_absolute(folder, word))
-    if program is None or not os.access(program, os.X_OK) or Path(program).is_dir():
-        raise ConfigError(f"{key}={word}: no such program; name a Python that has torch and AORTA's dependencies")
-    return program
 
 
 def _absolute(folder: Path, word: str) -> Path:

@@ -166,7 +166,9 @@ class Destination:
                 # An attempt whose answer got lost may have succeeded.
                 if tries == 1 or not self._same(source, path):
                     raise
-            self._confirm(source, path)
+            size, wanted = self._size(path), source.stat().st_size
+            if size is not None and size != wanted:
+                raise OSError(errno.EIO, f"{path} has {size} bytes there and {wanted} here")
 
         try:
             self._retried(once)
@@ -205,11 +207,6 @@ class Destination:
     def _size(self, path: str) -> Any:
         self._fs.invalidate_cache()
         return self._fs.info(path).get("size")
-
-    def _confirm(self, source: Path, path: str) -> None:
-        size, wanted = self._size(path), source.stat().st_size
-        if size is not None and size != wanted:
-            raise OSError(errno.EIO, f"{path} has {size} bytes there and {wanted} here")
 
     def _same(self, source: Path, path: str) -> bool:
         if self._size(path) != source.stat().st_size:
