@@ -56,7 +56,8 @@ def task_of(config: Config) -> Task:
 
             dims, micro_batches = dimensions_of(gpt), config.training.gradient_accumulation
             text = partial(batches, partial(SyntheticText, config, dims.vocab_size))
-            model = partial(MoeModel, dims, gpt, micro_batches) if isinstance(gpt, Moe) else partial(GptModel, dims)
-            return Task(model, NextTokenLoss, adamw, text)
+            if isinstance(gpt, Moe):
+                return Task(partial(MoeModel, dims, gpt, micro_batches), NextTokenLoss, adamw, text)
+            return Task(partial(GptModel, dims), NextTokenLoss, adamw, text)
         case other:
             raise ConfigError(f"workload={other.name!r}: nothing that can be trained")
