@@ -44,6 +44,9 @@ class Style:
     def faint(self, text: str) -> str:
         return self._sgr(text, _FAINT)
 
+    def warning(self, text: str) -> str:
+        return self._sgr(text, _YELLOW)
+
     def error(self, text: str) -> str:
         return self._sgr(text, f"{_BOLD};{_RED}")
 

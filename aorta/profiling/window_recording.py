@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 from torch.profiler import ProfilerAction, profile, record_function
@@ -82,7 +82,7 @@ class WindowRecording(profile):
         )
         # torch counts from 0, and would treat the first step after a resume as step 0.
         self.step_num = first_step
-        self.current_action = self._prev_schedule_action = self._schedule(first_step)
+        self.current_action = self._prev_schedule_action = cast(Any, self._schedule(first_step))
 
     @property
     def files(self) -> list[Path]:
