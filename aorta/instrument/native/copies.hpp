@@ -5,7 +5,6 @@
 
 #pragma once
 
-#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -122,15 +121,10 @@ class CopyWatchers {
     return *watchers;
   }
 
-  void add(std::shared_ptr<Copies> copies) {
+  template <class Change>
+  void change(const Change& change_of) {
     const std::lock_guard<std::mutex> held(mutex_);
-    watching_.push_back(std::move(copies));
-    any_.store(true, std::memory_order_release);
-  }
-
-  void remove(const std::shared_ptr<Copies>& copies) {
-    const std::lock_guard<std::mutex> held(mutex_);
-    watching_.erase(std::remove(watching_.begin(), watching_.end(), copies), watching_.end());
+    change_of(watching_);
     any_.store(!watching_.empty(), std::memory_order_release);
   }
 
@@ -174,8 +168,10 @@ inline std::shared_ptr<Copies> watch_copies(const std::shared_ptr<Device>& devic
     library->impl("_local_scalar_dense", TORCH_FN(watched_scalar));
   });
   const auto copies = std::make_shared<Copies>(device, step);
-  CopyWatchers::all().add(copies);
-  return {copies.get(), [copies](Copies*) { CopyWatchers::all().remove(copies); }};
+  CopyWatchers::all().change([&](auto& watching) { watching.push_back(copies); });
+  return {copies.get(), [copies](Copies*) {
+            CopyWatchers::all().change([&](auto& watching) { std::erase(watching, copies); });
+          }};
 }
 
 }  // namespace aorta

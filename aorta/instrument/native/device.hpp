@@ -60,19 +60,8 @@ class OrderEvents : public std::enable_shared_from_this<OrderEvents> {
 
 // Tensors that the backend released because we waited for it: kept until the caller waited or the device has passed.
 struct Held {
-  std::mutex mutex;
   std::vector<c10::IValue> tensors;
   OrderEvents::Lent done;
-
-  void let_go() {
-    std::vector<c10::IValue> gone;  // freed after the lock is released
-    const std::lock_guard<std::mutex> held(mutex);
-    gone.swap(tensors);
-  }
-  bool over() {
-    const std::lock_guard<std::mutex> held(mutex);
-    return tensors.empty() || done->query();
-  }
 };
 
 class Device {
@@ -130,30 +119,23 @@ class Device {
 
   OrderEvents::Lent done(const c10::Stream& stream) { return orders_->recorded(stream); }
 
-  // Make the caller's stream wait for a collective; recorded if that is the compute stream.
+  // Runs what makes the caller's stream wait for a collective, unless that returns false: recorded if it is the compute
+  // stream; otherwise the stream goes on after the collective.
   template <class Wait>
-  void stalling(Step& step, const Name& of, Wait wait) {
-    if (!computes()) {
-      wait();
-      joined(of);
-      return;
-    }
-    if (!step.is_open()) {
-      wait();
-      return;
-    }
-    const Mark begin = clock_->mark();
-    wait();
-    step.wait(of, flag::BLOCKED | flag::OVER, begin, clock_->mark());
-  }
-
-  // The caller's stream, which does not compute, goes on after a collective.
-  void joined(const Name& of) {
-    const std::lock_guard<std::mutex> held(mutex_);
-    auto& behind = joined_[current().id()];
-    behind.push_back(of);
-    if (behind.size() > MOST_JOINED) {
-      behind.pop_front();
+  void stalling(Step& step, const Name& of, const Wait& wait) {
+    const bool computing = computes(), recorded = computing && step.is_open();
+    const Mark begin = recorded ? clock_->mark() : NO_MARK;
+    if (!wait()) {
+      clock_->release(begin);
+    } else if (recorded) {
+      step.wait(of, flag::BLOCKED | flag::OVER, begin, clock_->mark());
+    } else if (!computing) {
+      const std::lock_guard<std::mutex> held(mutex_);
+      auto& behind = joined_[current().id()];
+      behind.push_back(of);
+      if (behind.size() > MOST_JOINED) {
+        behind.pop_front();
+      }
     }
   }
 
@@ -164,15 +146,20 @@ class Device {
   }
 
   std::shared_ptr<Held> hold(std::vector<c10::IValue> tensors, OrderEvents::Lent done) {
-    auto held = std::make_shared<Held>();
-    held->tensors = std::move(tensors);
-    held->done = std::move(done);
+    auto held = std::make_shared<Held>(Held{std::move(tensors), std::move(done)});
     {
       const std::lock_guard<std::mutex> locked(mutex_);
       held_.push_back(held);
     }
     let_go();
     return held;
+  }
+
+  // The caller's stream continues after the collective, as with the backend's own wait.
+  void let_go(Held& held) {
+    std::vector<c10::IValue> gone;  // freed after the lock is released
+    const std::lock_guard<std::mutex> locked(mutex_);
+    gone.swap(held.tensors);
   }
 
  private:
@@ -196,16 +183,13 @@ class Device {
       return;  // a capture forbids to ask for an event
     }
     while (true) {
-      std::shared_ptr<Held> oldest;
-      {
-        const std::lock_guard<std::mutex> locked(mutex_);
-        if (held_.empty() || !held_.front()->over()) {
-          return;
-        }
-        oldest = std::move(held_.front());
-        held_.pop_front();
+      std::vector<c10::IValue> gone;
+      const std::lock_guard<std::mutex> locked(mutex_);
+      if (held_.empty() || !(held_.front()->tensors.empty() || held_.front()->done->query())) {
+        return;
       }
-      oldest->let_go();
+      gone.swap(held_.front()->tensors);
+      held_.pop_front();
     }
   }
 
@@ -269,52 +253,44 @@ class DeviceWork final : public WrappedWork {
  public:
   DeviceWork(
       c10::intrusive_ptr<Work> work,
-      std::shared_ptr<Device> device,
       std::shared_ptr<Step> step,
-      Name of,
-      std::shared_ptr<Span> span,
+      const Name& of,
+      std::shared_ptr<Device> device,
       OrderEvents::Lent done,
       std::shared_ptr<Held> held)
-      : WrappedWork(std::move(work)),
+      : WrappedWork(std::move(work), std::move(step), of),
         device_(std::move(device)),
-        step_(std::move(step)),
-        of_(std::move(of)),
-        span_(std::move(span)),
         done_(std::move(done)),
         held_(std::move(held)) {}
 
   bool wait(std::chrono::milliseconds timeout) override {
     bool answer = true;
     Own own(*step_);
-    const auto waits = [&] { answer = own.without([&] { return work_->wait(timeout); }); };
-    if (!done_) {
-      device_->stalling(*step_, of_, waits);
-    } else {
-      if (timeout != kNoTimeout) {
-        waits();  // the host waits, and may get an error
-      }
-      device_->stalling(*step_, of_, [&] { done_->block(device_->current()); });
+    const auto waits = [&] {
+      answer = own.without([&] { return work_->wait(timeout); });
+      return true;
+    };
+    if (done_ && timeout != kNoTimeout) {
+      waits();  // the host waits, and may get an error
     }
+    device_->stalling(*step_, of_, [&] {
+      if (!done_) {
+        return waits();
+      }
+      done_->block(device_->current());
+      return true;
+    });
     if (held_) {
-      held_->let_go();  // the caller's stream continues after it, as with the backend's own wait
+      device_->let_go(*held_);
     }
     return answer;
   }
 
   void synchronize() override { wait(kNoTimeout); }
   void blockCurrentStream() override { wait(kNoTimeout); }
-  c10::intrusive_ptr<Future> getFuture() override {
-    if (in_backward()) {
-      span_->taken_in_backward();
-    }
-    return work_->getFuture();
-  }
 
  private:
   const std::shared_ptr<Device> device_;
-  const std::shared_ptr<Step> step_;
-  const Name of_;
-  const std::shared_ptr<Span> span_;
   const OrderEvents::Lent done_;
   const std::shared_ptr<Held> held_;
 };

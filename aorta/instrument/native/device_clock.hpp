@@ -1,6 +1,6 @@
-// Timestamps on an accelerator's own timeline: the same as `DeviceClock` in event_clock.py, without Python, and for runs
-// of any length: the two clocks do not tick alike (7 ppm apart on an H200: 25 ms an hour), so that they are compared
-// once a second, and what is measured from then on keeps to the host's.
+// The host's clock, and timestamps on an accelerator's own timeline: the same as `DeviceClock` in event_clock.py, without
+// Python, and for runs of any length: the two clocks do not tick alike (7 ppm apart on an H200: 25 ms an hour), so that
+// they are compared once a second, and what is measured from then on keeps to the host's.
 //
 // A mark is a number: positive for a time of the host's clock in nanoseconds, negative for a device event of the pool,
 // 0 for none. Must not wait for the device's work, or touch a Python object.
@@ -8,6 +8,7 @@
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <deque>
@@ -21,9 +22,19 @@
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-#include "host_clock.hpp"
-
 namespace aorta {
+
+// Replacement clock for tests in virtual time; null: the real clock.
+inline int64_t (*other_clock)() = nullptr;
+
+// The clock of Python's time.perf_counter_ns() on Linux: CLOCK_MONOTONIC.
+inline int64_t now_ns() {
+  if (other_clock != nullptr) {
+    return other_clock();
+  }
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
 
 using Mark = int64_t;
 constexpr Mark NO_MARK = 0;
@@ -119,19 +130,19 @@ class DeviceClock {
       return mark;
     }
     const std::lock_guard<std::mutex> held(mutex_);
-    const Slot& slot = slots_[static_cast<size_t>(-mark - 1)];
+    const Slot& slot = slot_of(mark);
     const size_t at = slot.epoch - first_epoch_;
     const std::optional<Start> start = start_of(at);
     if (!start || !slot.event.query()) {
       return std::nullopt;
     }
-    return start->host_ns_after(elapsed_ns(epochs_[at].slot, static_cast<size_t>(-mark - 1)));
+    return start->host_ns_after(elapsed_ns(epochs_[at].slot, slot));
   }
 
   // Whether the device has passed a mark, also where it is not known when.
   bool passed(Mark mark) {
     const std::lock_guard<std::mutex> held(mutex_);
-    return slots_[static_cast<size_t>(-mark - 1)].event.query();
+    return slot_of(mark).event.query();
   }
 
   // Make the device that of the calling thread: the first call of a runtime by a thread takes memory of its device.
@@ -143,12 +154,12 @@ class DeviceClock {
       return std::nullopt;
     }
     const std::lock_guard<std::mutex> held(mutex_);
-    return slots_[static_cast<size_t>(-mark - 1)].sent_ns;
+    return slot_of(mark).sent_ns;
   }
 
   c10::StreamId stream_of(Mark mark) {
     const std::lock_guard<std::mutex> held(mutex_);
-    return slots_[static_cast<size_t>(-mark - 1)].stream;
+    return slot_of(mark).stream;
   }
 
   int64_t bound_ns() const { return origin_bound_ns_; }
@@ -158,26 +169,19 @@ class DeviceClock {
       return;
     }
     const std::lock_guard<std::mutex> held(mutex_);
-    const size_t slot = static_cast<size_t>(-mark - 1);
-    --epochs_[slots_[slot].epoch - first_epoch_].marks;
-    free_.push_back(slot);
+    --epochs_[slot_of(mark).epoch - first_epoch_].marks;
+    free_.push_back(static_cast<size_t>(-mark - 1));
     forget_epochs();
   }
 
   // Error bounds at the start and now, and the drift between the two clocks. The device must be idle.
   std::tuple<int64_t, int64_t, std::optional<int64_t>> facts() {
-    {
-      const std::lock_guard<std::mutex> held(mutex_);
-      epochs_.push_back({recorded(current()), 0, std::nullopt});  // it has happened too when `placed` returns
-    }
-    const Placed again = placed();
     const std::lock_guard<std::mutex> held(mutex_);
-    while (!slots_[epochs_.back().slot].event.query()) {  // returns soon: nothing is queued before it
-    }
-    const auto start = start_of(epochs_.size() - 1);
+    epochs_.push_back({recorded(current()), 0, std::nullopt});  // it has happened too when `placed` returns
+    const Placed again = placed();
     std::optional<int64_t> drift_ns;
-    if (start) {
-      drift_ns = start->host_ns_after(elapsed_ns(epochs_.back().slot, again.slot)) - again.at_ns;
+    if (const auto start = start_of(epochs_.size() - 1)) {
+      drift_ns = start->host_ns_after(elapsed_ns(epochs_.back().slot, slots_[again.slot])) - again.at_ns;
     }
     free_.push_back(again.slot);
     return {origin_bound_ns_, again.bound_ns, drift_ns};
@@ -239,26 +243,21 @@ class DeviceClock {
     for (int i = 0; i < BRACKETS; ++i) {
       const c10::Stream stream = current();
       const int64_t before_ns = now_ns();
-      size_t slot = 0;
-      {
-        const std::lock_guard<std::mutex> held(mutex_);
-        slot = recorded(stream);
-      }
+      const size_t slot = recorded(stream);
       while (!slots_[slot].event.query()) {
       }
       const int64_t after_ns = now_ns();
-      const Placed found{slot, before_ns + (after_ns - before_ns) / 2, (after_ns - before_ns + 1) / 2};
-      if (!best || found.bound_ns < best->bound_ns) {
-        if (best) {
-          free_.push_back(best->slot);
-        }
-        best = found;
-      } else {
-        free_.push_back(slot);
+      const Placed placed{slot, before_ns + (after_ns - before_ns) / 2, (after_ns - before_ns + 1) / 2};
+      const bool is_best = !best || placed.bound_ns < best->bound_ns;
+      if (best) {
+        free_.push_back(is_best ? best->slot : slot);
       }
+      best = is_best ? placed : best;
     }
     return *best;
   }
+
+  Slot& slot_of(Mark mark) { return slots_[static_cast<size_t>(-mark - 1)]; }
 
   size_t recorded(const c10::Stream& stream) {
     if (free_.empty()) {
@@ -273,8 +272,8 @@ class DeviceClock {
   }
 
   // `elapsedTime` answers in float32 milliseconds, on every accelerator so far.
-  int64_t elapsed_ns(size_t from, size_t to) {
-    return std::llrint(slots_[from].event.elapsedTime(slots_[to].event) * 1e6);
+  int64_t elapsed_ns(size_t from, const Slot& to) {
+    return std::llrint(slots_[from].event.elapsedTime(to.event) * 1e6);
   }
 
   // When the epoch at this index in `epochs_` began; resolves the epochs before it on the way.
@@ -289,7 +288,7 @@ class DeviceClock {
         return std::nullopt;
       }
       const Start& start = *epochs_[known].start;
-      const int64_t length_ns = elapsed_ns(epochs_[known].slot, next.slot);
+      const int64_t length_ns = elapsed_ns(epochs_[known].slot, slots_[next.slot]);
       next.start = {start.host_ns_after(length_ns), start.device_ns + length_ns, 0.0};
       next.start->rate = rate_from(*next.start);
     }
@@ -327,7 +326,7 @@ class DeviceClock {
     if (!reached) {
       return;
     }
-    const int64_t device_ns = epochs_[known].start->device_ns + elapsed_ns(epochs_[known].slot, slot);
+    const int64_t device_ns = epochs_[known].start->device_ns + elapsed_ns(epochs_[known].slot, slots_[slot]);
     const Meeting found{device_ns, before_ns - EVENT_NS, after_ns + EVENT_NS};
     const double span_ns = static_cast<double>(found.device_ns - first_met_.device_ns);
     if (span_ns > 0) {

@@ -30,11 +30,7 @@
 
 #include "copies.hpp"
 #include "device.hpp"
-#include "hooks.hpp"
 #include "loop.hpp"
-#include "marks.hpp"
-#include "ranges.hpp"
-#include "step.hpp"
 
 namespace aorta {
 namespace {
@@ -44,6 +40,7 @@ using c10d::ProcessGroup;
 
 // An operator as its schema and `operators.py` describe it.
 struct Operator {
+  std::string name;
   std::string kind;
   int64_t group_at;
   std::optional<int64_t> argument;  // position of the full array; none for operators that move none
@@ -53,28 +50,6 @@ struct Operator {
   std::optional<int64_t> async_at;  // position of the flag for asynchronous calls; none: always asynchronous
   std::optional<int64_t> peer_at;   // position of the other rank of a send or a receive
 };
-
-// Its name, its description in `operators.py`, and the positions of its group, its flag and its peer.
-using Described = std::tuple<std::string, py::object, int64_t, std::optional<int64_t>, std::optional<int64_t>>;
-
-std::vector<std::pair<std::string, Operator>> operators_of(const std::vector<Described>& described) {
-  std::vector<std::pair<std::string, Operator>> operators;
-  for (const auto& [name, one, group_at, async_at, peer_at] : described) {
-    const auto is = [&one = one](const char* what) { return one.attr(what).cast<bool>(); };
-    operators.emplace_back(
-        name,
-        Operator{
-            one.attr("kind").cast<std::string>(),
-            group_at,
-            one.attr("argument").cast<std::optional<int64_t>>(),
-            is("one_part"),
-            is("point_to_point"),
-            is("stacks"),
-            async_at,
-            peer_at});
-  }
-  return operators;
-}
 
 // A function of Python whose last reference may be dropped by a thread without the interpreter lock, or outlive the
 // interpreter.
@@ -90,40 +65,16 @@ std::shared_ptr<py::function> kept(py::function function) {
           }};
 }
 
-int64_t bytes_in(const IValue& value) {
+// Calls `visit` with each tensor of an argument, also in nested lists.
+template <class Visit>
+void visit_tensors(const IValue& value, const Visit& visit) {
   if (value.isTensor()) {
-    return value.toTensor().numel() * value.toTensor().element_size();
-  }
-  int64_t sum = 0;
-  for (const IValue& item : value.toListRef()) {
-    sum += bytes_in(item);
-  }
-  return sum;
-}
-
-void add_tensors(const IValue& value, std::vector<at::Tensor>& found) {
-  if (value.isTensor()) {
-    found.push_back(value.toTensor());
-    return;
-  }
-  for (const IValue& item : value.toListRef()) {
-    add_tensors(item, found);
-  }
-}
-
-const at::Tensor* first_tensor(c10::ArrayRef<IValue> values) {
-  for (const IValue& value : values) {
-    const at::Tensor* found = nullptr;
-    if (value.isTensor()) {
-      found = value.toTensor().defined() ? &value.toTensor() : nullptr;
-    } else if (value.isList()) {
-      found = first_tensor(value.toListRef());
-    }
-    if (found != nullptr) {
-      return found;
+    visit(value.toTensor());
+  } else if (value.isList()) {
+    for (const IValue& item : value.toListRef()) {
+      visit_tensors(item, visit);
     }
   }
-  return nullptr;
 }
 
 // Make the current stream wait for a work's future; false where that orders nothing, or a wait would block the host.
@@ -157,29 +108,16 @@ class Label {
   std::optional<at::RecordFunction> scope_;
 };
 
-class Tap;
-
-// The kernel of one operator, between the dispatcher's BackendSelect key and the backend.
-class Kernel final : public c10::OperatorKernel {
- public:
-  Kernel(std::shared_ptr<Tap> tap, size_t index) : tap_(std::move(tap)), index_(index) {}
-  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack);
-
- private:
-  const std::shared_ptr<Tap> tap_;
-  const size_t index_;
-};
-
 // Counts collectives for as long as it lives; intercepts them while it is open.
 class Tap : public std::enable_shared_from_this<Tap> {
  public:
   // `on_group` is called with each new group, and returns its `on_device`, `early`, `shared` and its number in `ring`.
-  Tap(const std::vector<Described>& operators,
+  Tap(std::vector<Operator> operators,
       int64_t enqueue_ns,
       py::function on_group,
       std::shared_ptr<Device> device,
       const std::shared_ptr<Ring>& ring)
-      : operators_(operators_of(operators)),
+      : operators_(std::move(operators)),
         enqueue_ns_(enqueue_ns),
         on_group_(kept(std::move(on_group))),
         device_(std::move(device)),
@@ -195,7 +133,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
       for (size_t index = 0; index < operators_.size(); ++index) {
         if (!open_typed(index)) {
           library_->impl(
-              operators_[index].first.c_str(),
+              operators_[index].name.c_str(),
               torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(shared_from_this(), index)));
         }
       }
@@ -217,24 +155,22 @@ class Tap : public std::enable_shared_from_this<Tap> {
 
   const std::shared_ptr<Step>& step() const { return step_; }
 
-  size_t abandon() { return step_->abandon().count; }
   // How many collectives were captured into a graph since the last call.
   int64_t take_captured() { return captured_.exchange(0); }
 
-  void wait_for_stream(Mark begin, Mark end, const std::vector<Name>& joined) { step_->wait_for_stream(begin, end, joined); }
-
   void collective(size_t index, const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
-    const Operator& op = operators_[index].second;
+    const Operator& op = operators_[index];
     const size_t count = handle.schema().arguments().size();
     const auto arguments = torch::jit::last(*stack, count);
-    const Call call{
-        index,
-        arguments[op.group_at].toCustomClass<ProcessGroup>(),
-        first_tensor(arguments),
-        op.argument ? bytes_in(arguments[*op.argument]) : 0,
-        !op.async_at || arguments[*op.async_at].toBool(),
-        op.peer_at ? arguments[*op.peer_at].toInt() : Ring::NO_PEER};
-    const c10::DispatchKeySet key = key_of(call.tensor);
+    Call call{index, arguments[op.group_at].toCustomClass<ProcessGroup>()};
+    for (int64_t at = 0; at < static_cast<int64_t>(count); ++at) {
+      if (at == op.argument || call.tensor == nullptr) {
+        visit_tensors(arguments[at], [&](const at::Tensor& tensor) { call.add(tensor, at == op.argument); });
+      }
+    }
+    call.asynchronous = !op.async_at || arguments[*op.async_at].toBool();
+    call.peer = op.peer_at ? arguments[*op.peer_at].toInt() : Ring::NO_PEER;
+    const c10::DispatchKeySet key = key_of(call);
     const auto backend = [&](bool synchronously) {
       if (synchronously) {
         torch::jit::peek(*stack, *op.async_at, count) = IValue(false);
@@ -253,8 +189,8 @@ class Tap : public std::enable_shared_from_this<Tap> {
   template <class Result, class... Arguments>
   Result typed_collective(
       size_t index, const c10::TypedOperatorHandle<Result(Arguments...)>& handle, Arguments... arguments) {
-    const Operator& op = operators_[index].second;
-    Call call{index, {}, nullptr, 0, true, Ring::NO_PEER};
+    const Operator& op = operators_[index];
+    Call call{index};
     int64_t at = 0;
     const auto look = [&](const auto& argument) {
       using Given = std::decay_t<decltype(argument)>;
@@ -263,8 +199,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
       } else if constexpr (std::is_same_v<Given, at::Tensor> || std::is_same_v<Given, at::TensorList>) {
         const at::TensorList tensors(argument);
         for (const at::Tensor& tensor : tensors) {
-          call.tensor = call.tensor == nullptr && tensor.defined() ? &tensor : call.tensor;
-          call.bytes += at == op.argument ? tensor.numel() * static_cast<int64_t>(tensor.element_size()) : 0;
+          call.add(tensor, at == op.argument);
         }
       } else if constexpr (std::is_same_v<Given, bool>) {
         call.asynchronous = at == op.async_at ? argument : call.asynchronous;
@@ -274,7 +209,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
     (look(arguments), ...);
     std::optional<Result> result;
     const auto backend = [&](bool /*synchronously*/) {
-      result.emplace(handle.redispatch(key_of(call.tensor), arguments...));
+      result.emplace(handle.redispatch(key_of(call), arguments...));
       return std::get<1>(*result);
     };
     const auto boxed = [&] { return c10::impl::boxArgs<Arguments...>(arguments...); };
@@ -303,23 +238,21 @@ class Tap : public std::enable_shared_from_this<Tap> {
     }
     Own own(*step_);
     const int64_t number = launches_++;
-    const bool computes = device_->computes() && step_->is_open();
-    const Mark begin = computes ? device_->clock().mark() : NO_MARK;
-    for (const auto& span : batch->spans) {
-      span->is_part_of(number);
-      span->begins(marked());
-    }
-    auto work = own.without(launch);
-    if (!work) {  // synchronous: on the caller's stream
-      ended(batch->spans);
-      if (computes) {
-        step_->wait(batch->last, flag::BLOCKED | flag::OVER, begin, device_->clock().mark());
-      } else if (!device_->computes()) {
-        device_->joined(batch->last);
+    c10::intrusive_ptr<Work> work;
+    device_->stalling(*step_, batch->last, [&] {
+      for (const auto& span : batch->spans) {
+        span->is_part_of(number);
+        span->begins(marked());
       }
+      work = own.without(launch);
+      if (!work) {  // synchronous: on the caller's stream
+        ended(batch->spans);
+      }
+      return !work;
+    });
+    if (!work) {
       return work;
     }
-    device_->clock().release(begin);
     const auto side = device_->side("beside " + group.name);
     if (!side || batch->stacks) {
       for (const auto& span : batch->spans) {
@@ -328,25 +261,39 @@ class Tap : public std::enable_shared_from_this<Tap> {
       return work;
     }
     auto held = waited_beside(*side, *work, batch->spans, std::move(batch->tensors));
-    return c10::make_intrusive<DeviceWork>(
-        std::move(work), device_, step_, batch->last, batch->spans.back(), nullptr, std::move(held));
+    return c10::make_intrusive<DeviceWork>(std::move(work), step_, batch->last, device_, nullptr, std::move(held));
   }
 
  private:
+  // The kernel of one operator, between the dispatcher's BackendSelect key and the backend.
+  struct Kernel final : c10::OperatorKernel {
+    Kernel(std::shared_ptr<Tap> tap, size_t index) : tap(std::move(tap)), index(index) {}
+    void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+      const auto kept = tap;  // the interceptor may be closed, and this kernel with it, before the backend returns
+      kept->collective(index, op, stack);
+    }
+    const std::shared_ptr<Tap> tap;
+    const size_t index;
+  };
+
   // What the arguments of one call say. `tensor`: the first one, if there is any; `bytes`: of what the operator moves.
   struct Call {
     size_t index;
     c10::intrusive_ptr<ProcessGroup> group;
-    const at::Tensor* tensor;
-    int64_t bytes;
-    bool asynchronous;
-    int64_t peer;
+    const at::Tensor* tensor = nullptr;
+    int64_t bytes = 0;
+    bool asynchronous = true;
+    int64_t peer = Ring::NO_PEER;
 
+    void add(const at::Tensor& given, bool is_moved) {
+      tensor = tensor == nullptr && given.defined() ? &given : tensor;
+      bytes += is_moved ? given.numel() * static_cast<int64_t>(given.element_size()) : 0;
+    }
     bool on_host() const { return tensor != nullptr && tensor->is_cpu(); }
   };
 
-  c10::DispatchKeySet key_of(const at::Tensor* tensor) const {
-    return c10::DispatchKeySet(tensor != nullptr && tensor->is_cpu() ? c10::DispatchKey::CPU : device_key_);
+  c10::DispatchKeySet key_of(const Call& call) const {
+    return c10::DispatchKeySet(call.on_host() ? c10::DispatchKey::CPU : device_key_);
   }
 
   // Kernels without boxes for the collectives of DDP and FSDP, where this torch has the signatures of 2.11 to 2.13; the
@@ -356,7 +303,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
     using Reduce = const c10::intrusive_ptr<c10d::ReduceOp>&;
     using OfList = std::tuple<std::vector<at::Tensor>, c10::intrusive_ptr<Work>>;
     using OfOne = std::tuple<at::Tensor, c10::intrusive_ptr<Work>>;
-    const std::string& name = operators_[index].first;
+    const std::string& name = operators_[index].name;
     if (device_ && device_->dedicated_async()) {  // its argument is changed where it is boxed
       return false;
     }
@@ -374,7 +321,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
 
   template <class Result, class... Arguments>
   bool open_as(size_t index) {
-    const std::string& name = operators_[index].first;
+    const std::string& name = operators_[index].name;
     try {
       const auto handle = c10::Dispatcher::singleton()
                               .findSchemaOrThrow(("c10d::" + name).c_str(), "")
@@ -403,7 +350,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
       return nullptr;
     }
     Own own(*step_);
-    const Operator& op = operators_[call.index].second;
+    const Operator& op = operators_[call.index];
     const bool on_host = call.on_host();
     Group& group = group_of(call.group);
     if (device_ && is_capturing(device_->current())) {
@@ -430,11 +377,11 @@ class Tap : public std::enable_shared_from_this<Tap> {
       return own.without([&] { return backend(synchronously); });
     };
     if (on_device) {
-      return on_device_stream(op, group, row, boxed(), own, original);
+      return on_device_stream(op, group, row, call, boxed(), own, original);
     }
     auto work = original();
     if (!device_ && own.since_ns() - row.issue_ns > enqueue_ns_ && step_->holds_up()) {
-      row.end->returned(own.since_ns());
+      step_->ring().sent(row.name.row, false, own.since_ns());
     }
     if (!work) {  // already complete: there is nothing to wait for
       row.end->stamp(End::WAIT);
@@ -446,9 +393,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
     if (on_host || !group.early) {
       notice_end(call.index, group, row, *work);
     }
-    // The host may wait in an accelerator run; the compute stream does not.
-    const auto waits = device_ ? nullptr : step_;
-    return c10::make_intrusive<TimedWork>(std::move(work), row.name, row.end, waits);
+    return c10::make_intrusive<TimedWork>(std::move(work), step_, row.name, row.end);
   }
 
   // The operations that a backend has coalesced so far.
@@ -473,7 +418,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
     c10::weak_intrusive_ptr<ProcessGroup> pinned;  // weak: it may be destroyed, but its address is not reused
     std::string name;
     int64_t size;
-    std::shared_ptr<Counts> counts;  // by group name, as ranks match them, whichever object has that name
+    Counts* counts;  // by group name, as ranks match them, whichever object has that name
     std::vector<std::atomic<bool>> futureless;  // by operator
     bool on_device;                  // waiting for its collectives of device tensors blocks the device
     bool early;                      // they complete after their futures do (`dispatcher.ends_on_streams`)
@@ -483,30 +428,23 @@ class Tap : public std::enable_shared_from_this<Tap> {
   };
 
   Collective issued(Group& group, const Call& call, bool on_device) {
-    const Operator& op = operators_[call.index].second;
-    Collective row{{call.index, group.number, 0}};
-    if (on_device) {
-      row.span = std::make_shared<Span>(step_->marks());
-    } else {
-      row.end = std::make_shared<End>();
-    }
+    const Operator& op = operators_[call.index];
+    Row row{Kind::COLLECTIVE, 0, static_cast<uint8_t>(call.index), Ring::NO_DTYPE, group.number};
     if (op.argument) {
-      row.bytes = call.bytes * (op.one_part ? group.size : 1);
+      row.x = call.bytes * (op.one_part ? group.size : 1);
       if (call.tensor != nullptr) {
-        row.dtype = call.tensor->scalar_type();
+        row.dtype = step_->ring().number_of(call.tensor->scalar_type());
       }
     }
-    row.pair = call.peer & Ring::NO_PEER;
+    row.b2 = call.peer & Ring::NO_PEER;
     Counts& counts = *group.counts;
     if (!op.point_to_point) {
-      step_->issue(row, counts.collectives);
-      return row;
+      return step_->issue(row, counts.collectives, on_device);
     }
     // Also by peer: the two ranks of a pair agree on that alone.
     const std::lock_guard<std::mutex> held(counts.mutex);
-    row.pair |= counts.of_pairs[op.kind + " " + std::to_string(call.peer)]++ << 32;
-    step_->issue(row, counts.of_pairs[op.kind]);
-    return row;
+    row.b2 |= counts.of_pairs[op.kind + " " + std::to_string(call.peer)]++ << 32;
+    return step_->issue(row, counts.of_pairs[op.kind], on_device);
   }
 
   Mark marked() { return step_->is_open() ? device_->clock().mark() : NO_MARK; }
@@ -539,7 +477,8 @@ class Tap : public std::enable_shared_from_this<Tap> {
   c10::intrusive_ptr<Work> on_device_stream(
       const Operator& op,
       Group& group,
-      Collective& row,
+      const Collective& row,
+      const Call& call,
       std::vector<IValue> tensors,
       Own& own,
       const Original& original) {
@@ -555,20 +494,19 @@ class Tap : public std::enable_shared_from_this<Tap> {
     if (op.point_to_point) {
       std::string key = group.name;
       if (!group.shared.value_or(false)) {
-        const int64_t peer = op.peer_at ? tensors[*op.peer_at].toInt() : UNKNOWN;
+        const int64_t peer = op.peer_at ? call.peer : UNKNOWN;
         row.span->is_run_by(group.shared ? peer : UNKNOWN);
         key += (group.shared ? " " : " " + op.kind + " ") + std::to_string(peer);
       }
       return watched("beside " + key, caller, row, std::move(tensors), /*stacks=*/false, original);
     }
-    const bool asynchronous = !op.async_at || tensors[*op.async_at].toBool();
     if (device_->dedicated()) {
       if (const auto side = device_->side(group.name)) {
-        const bool synchronously = !asynchronous || (device_->dedicated_async() && op.async_at);
-        return moved(*side, caller, row, std::move(tensors), asynchronous, synchronously, original);
+        const bool synchronously = !call.asynchronous || (device_->dedicated_async() && op.async_at);
+        return moved(*side, caller, row, std::move(tensors), call.asynchronous, synchronously, original);
       }
     }
-    if (asynchronous) {
+    if (call.asynchronous) {
       return watched("beside " + group.name, caller, row, std::move(tensors), op.stacks, original);
     }
     // The backend runs it on the caller's own stream, where two marks bracket it.
@@ -578,6 +516,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
         own.without([&] { work->wait(); });
       }
       ended({row.span});
+      return true;
     });
     return nullptr;
   }
@@ -587,7 +526,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
   c10::intrusive_ptr<Work> moved(
       const c10::Stream& side,
       const c10::Stream& caller,
-      Collective& row,
+      const Collective& row,
       std::vector<IValue> tensors,
       bool asynchronous,
       bool synchronously,
@@ -606,7 +545,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
       done = device_->done(side);
       if (!work && asynchronous) {  // as `dedicated_async` asks
         std::vector<at::Tensor> outputs;
-        add_tensors(tensors.front(), outputs);
+        visit_tensors(tensors.front(), [&](const at::Tensor& output) { outputs.push_back(output); });
         work = c10::make_intrusive<IssuedWork>(done, std::move(outputs), device_->clock().device());
       }
     }
@@ -615,13 +554,16 @@ class Tap : public std::enable_shared_from_this<Tap> {
       held = device_->hold(std::move(tensors), done);
     } else {
       // After this wait the caller's stream is in the state it would be in had the backend used it.
-      device_->stalling(*step_, row.name, [&] { done->block(caller); });
+      device_->stalling(*step_, row.name, [&] {
+        done->block(caller);
+        return true;
+      });
     }
     if (!work) {
       return work;
     }
     return c10::make_intrusive<DeviceWork>(
-        std::move(work), device_, step_, row.name, row.span, std::move(done), std::move(held));
+        std::move(work), step_, row.name, device_, std::move(done), std::move(held));
   }
 
   // Left on the backend's stream; AORTA's stream waits for it and records the marks (R3).
@@ -629,7 +571,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
   c10::intrusive_ptr<Work> watched(
       const std::string& key,
       const c10::Stream& caller,
-      Collective& row,
+      const Collective& row,
       std::vector<IValue> tensors,
       bool stacks,
       const Original& original) {
@@ -650,8 +592,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
       return work;
     }
     auto held = waited_beside(*side, *work, {row.span}, std::move(tensors), stacks);
-    return c10::make_intrusive<DeviceWork>(
-        std::move(work), device_, step_, row.name, row.span, nullptr, std::move(held));
+    return c10::make_intrusive<DeviceWork>(std::move(work), step_, row.name, device_, nullptr, std::move(held));
   }
 
   Group& group_of(const c10::intrusive_ptr<ProcessGroup>& group) {
@@ -670,23 +611,21 @@ class Tap : public std::enable_shared_from_this<Tap> {
     // Called without the lock held: a group implemented in Python takes the interpreter lock.
     const std::string name = group->getGroupName();
     const int64_t size = group->getSize();
-    std::tuple<bool, bool, std::optional<bool>, uint16_t> seen;
-    {
+    const auto [on_device, early, shared, number] = [&] {
       const py::gil_scoped_acquire interpreter;
-      seen = (*on_group_)(group).cast<std::tuple<bool, bool, std::optional<bool>, uint16_t>>();
-    }
+      return (*on_group_)(group).cast<std::tuple<bool, bool, std::optional<bool>, uint16_t>>();
+    }();
     const std::lock_guard<std::mutex> held(groups_mutex_);
-    auto& counts = counts_.try_emplace(name, std::make_shared<Counts>()).first->second;
     Group fresh{
         c10::weak_intrusive_ptr<ProcessGroup>(group),
         name,
         size,
-        counts,
+        &counts_[name],
         std::vector<std::atomic<bool>>(operators_.size()),
-        std::get<0>(seen),
-        std::get<1>(seen),
-        std::get<2>(seen),
-        std::get<3>(seen),
+        on_device,
+        early,
+        shared,
+        number,
         nullptr};
     return groups_.try_emplace(group.get(), std::move(fresh)).first->second;
   }
@@ -707,7 +646,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
     }
   }
 
-  const std::vector<std::pair<std::string, Operator>> operators_;
+  const std::vector<Operator> operators_;
   const int64_t enqueue_ns_;
   const std::shared_ptr<py::function> on_group_;
   const std::shared_ptr<Device> device_;
@@ -719,17 +658,11 @@ class Tap : public std::enable_shared_from_this<Tap> {
   std::mutex groups_mutex_;
   std::unordered_map<const ProcessGroup*, Group> groups_;
   std::atomic<Group*> latest_{nullptr};  // most callers ask for the same one again
-  std::unordered_map<std::string, std::shared_ptr<Counts>> counts_;
+  std::unordered_map<std::string, Counts> counts_;  // addresses of its values are stable
   std::optional<torch::Library> library_;
   std::shared_ptr<Copies> copies_;
   std::optional<Lookout> lookout_;
 };
-
-void Kernel::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
-  // The interceptor may be closed, and this kernel with it, before the backend returns.
-  const auto tap = tap_;
-  tap->collective(index_, op, stack);
-}
 
 // How many collectives the backends of each process group have counted, by its identity: `dispatcher.counts_of_groups`.
 // Which backends there are is asked once: that takes longer than their counts.
@@ -835,21 +768,34 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       }))
       .def("begin", &Device::begin)
       .def("take_joined", &Device::take_joined);
+  pybind11::class_<Operator>(module, "Operator")
+      .def(pybind11::init<
+           std::string,
+           std::string,
+           int64_t,
+           std::optional<int64_t>,
+           bool,
+           bool,
+           bool,
+           std::optional<int64_t>,
+           std::optional<int64_t>>());
   pybind11::class_<Tap, std::shared_ptr<Tap>>(module, "Tap")
       .def(pybind11::init<
-           const std::vector<Described>&,
+           std::vector<Operator>,
            int64_t,
            py::function,
            std::shared_ptr<Device>,
            std::shared_ptr<Ring>>())
       .def("open", &Tap::open)
       .def("close", &Tap::close)
-      .def("abandon", &Tap::abandon)
       .def("take_captured", &Tap::take_captured)
       .def("batch_begins", &Tap::batch_begins, Unlocked())
       .def("batch_ends", &Tap::batch_ends, Unlocked())
-      .def("wait_for_stream", &Tap::wait_for_stream)
-      .def("marks", [](const Tap& tap) { return tap.step()->marks(); });
+      .def("step", &Tap::step);
+  pybind11::class_<Step, std::shared_ptr<Step>>(module, "Step")
+      .def("abandon", [](Step& step) { return step.abandon().count; })
+      .def("wait_for_stream", &Step::wait_for_stream)
+      .def("marks", &Step::marks);
   pybind11::class_<Name>(module, "Name");
   pybind11::class_<Marks, std::shared_ptr<Marks>>(module, "Marks")
       .def("settle", &Marks::settle)
@@ -870,8 +816,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("counts_function", &counts_function);
 
   pybind11::class_<Ranges, std::shared_ptr<Ranges>>(module, "Ranges")
-      .def(pybind11::init([](const Tap& tap) { return std::make_shared<Ranges>(tap.step()); }))
-      .def("end", &Ranges::end)
+      .def(pybind11::init<std::shared_ptr<Step>>())
+      .def("record", &Ranges::record)
       .def("loop", &loop_functions)
       .def("look", &Ranges::look)
       .def("ignore", &Ranges::ignore)

@@ -16,53 +16,10 @@
 #include <vector>
 
 #include <structmember.h>
-#include <torch/csrc/utils/pybind.h>
 
 #include "ranges.hpp"
 
 namespace aorta {
-
-template <typename Object>
-Object& object_of(PyObject* capsule) {
-  return *static_cast<Object*>(PyCapsule_GetPointer(capsule, nullptr));
-}
-
-// C functions of one object, which ends with the last of them.
-template <typename Object, size_t count>
-py::tuple functions_of(std::unique_ptr<Object> object, std::array<PyMethodDef, count>& methods) {
-  const py::capsule self(object.release(), [](void* held) { delete static_cast<Object*>(held); });
-  py::tuple functions(count);
-  for (size_t at = 0; at < count; ++at) {
-    functions[at] = py::reinterpret_steal<py::object>(PyCFunction_New(&methods[at], self.ptr()));
-  }
-  return functions;
-}
-
-// Numbers among the arguments of a function; where one is none, an error is set.
-template <size_t count>
-std::array<int64_t, count> words_of(PyObject* const* arguments) {
-  std::array<int64_t, count> words{};
-  std::transform(arguments, arguments + count, words.begin(), PyLong_AsLongLong);
-  return words;
-}
-
-inline PyCFunction fast(PyObject* (*function)(PyObject*, PyObject* const*, Py_ssize_t)) {
-  return reinterpret_cast<PyCFunction>(function);
-}
-
-// What a function of Python returns; an exception is its error. Without torch's buffer for warnings, which takes longer
-// than what these functions do.
-template <typename Call>
-PyObject* returned_by(const Call& call) {
-  try {
-    return call();
-  } catch (py::error_already_set& error) {
-    error.restore();
-  } catch (const std::exception& error) {
-    PyErr_SetString(PyExc_RuntimeError, error.what());
-  }
-  return nullptr;
-}
 
 // Names of phases, by number: the first is that outside of steps.
 struct Phases {
@@ -119,7 +76,7 @@ struct Loop {
     }
     const bool observed = (flags & flag::PASSED_OVER) == 0;
     if (observed) {
-      loop.ranges->begin();
+      loop.ranges->record(true);
     }
     const Noted dropped = loop.step().begin((flags & flag::CONTINUES) != 0, observed);
     const int64_t at_ns = now_ns();
@@ -147,7 +104,7 @@ struct Loop {
     loop.ended_ns = now_ns();
     loop.noted = loop.step().end();
     if (loop.step().observes()) {
-      loop.ranges->end();
+      loop.ranges->record(false);
     }
     return PyLong_FromLongLong(loop.noted.rows);
   }

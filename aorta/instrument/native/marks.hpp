@@ -10,11 +10,10 @@
 #include <pthread.h>
 #include <signal.h>
 
-#include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <future>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -37,8 +36,8 @@ class Marks {
   Ring& ring() const { return *ring_; }
 
   // A mark begins the span of a row, or ends it, and with it its `collective`. Without a row it is used again.
-  void begin(int64_t row, Mark mark, int64_t collective = Ring::NOWHERE) { add({mark, row, Edge::BEGIN, collective}); }
-  void end(int64_t row, Mark mark, int64_t collective = Ring::NOWHERE) { add({mark, row, Edge::END, collective}); }
+  void begin(int64_t row, Mark mark, int64_t collective = Ring::NOWHERE) { add({mark, row, collective, false}); }
+  void end(int64_t row, Mark mark, int64_t collective = Ring::NOWHERE) { add({mark, row, collective, true}); }
 
   // Appends a row whose span is between two marks; its index.
   int64_t append(const Row& row, Mark begin_mark, Mark end_mark) {
@@ -46,12 +45,6 @@ class Marks {
     begin(index, begin_mark);
     end(index, end_mark);
     return index;
-  }
-
-  // Marks of which nothing is recorded.
-  void drop(Mark begin_mark, Mark end_mark) {
-    clock_->release(begin_mark);
-    clock_->release(end_mark);
   }
 
   // Store what the device has passed. While a graph is being captured no event may be asked for.
@@ -67,7 +60,13 @@ class Marks {
         if (!at_ns) {
           break;
         }
-        store(oldest, *at_ns);
+        note(oldest);
+        if (oldest.ends) {
+          ring_->end(oldest.row, *at_ns);
+          ring_->end(oldest.collective, *at_ns * 2);  // not `complete`: it is long ago, and no progress of now
+        } else {
+          ring_->begin(oldest.row, *at_ns);
+        }
         clock_->release(oldest.mark);
         queue.marks.pop_front();
         queue.seen -= queue.seen > 0;
@@ -97,13 +96,11 @@ class Marks {
   }
 
  private:
-  enum class Edge : uint8_t { BEGIN, END };
-
   struct Pending {
     Mark mark;
     int64_t row;
-    Edge edge;
     int64_t collective;
+    bool ends;
   };
 
   // Of one stream; of so many, from the oldest on, a look has seen that they are passed.
@@ -121,24 +118,12 @@ class Marks {
       clock_->release(pending.mark);
       return;
     }
-    ring_->sent(pending.row, pending.edge == Edge::END, *sent_ns);
+    ring_->sent(pending.row, pending.ends, *sent_ns);
     const std::lock_guard<std::mutex> held(mutex_);
     queues_[clock_->stream_of(pending.mark)].marks.push_back(pending);
   }
 
-  void note(const Pending& pending) {
-    ring_->add_flags(pending.collective, pending.edge == Edge::BEGIN ? flag::BEGUN : flag::DONE);
-  }
-
-  void store(const Pending& pending, int64_t at_ns) {
-    note(pending);
-    if (pending.edge == Edge::BEGIN) {
-      ring_->begin(pending.row, at_ns);
-      return;
-    }
-    ring_->end(pending.row, at_ns);
-    ring_->end(pending.collective, at_ns * 2);  // not `complete`: it is long ago, and no progress of now
-  }
+  void note(const Pending& pending) { ring_->add_flags(pending.collective, pending.ends ? flag::DONE : flag::BEGUN); }
 
   const std::shared_ptr<DeviceClock> clock_;
   const std::shared_ptr<Ring> ring_;
@@ -151,28 +136,28 @@ class Marks {
 // and is left alone where it does not come back from the driver.
 class Lookout {
  public:
-  explicit Lookout(std::shared_ptr<Marks> marks) : shared_(std::make_shared<Shared>(std::move(marks))) {
+  explicit Lookout(std::shared_ptr<Marks> marks) {
     static const auto exchange_mode = of_runtime<ExchangeMode>("ThreadExchangeStreamCaptureMode");
-    if (exchange_mode == nullptr || !shared_->marks->ring().is_seen()) {
+    if (exchange_mode == nullptr || !marks->ring().is_seen()) {
       return;
     }
-    shared_->runs = true;
+    // A failure of the device ends it: the device's own users are told.
+    std::packaged_task<void()> looks([marks = std::move(marks), over = over_.get_future()]() mutable {
+      look_until_over(std::move(marks), over, exchange_mode);
+    });
+    auto has_left = looks.get_future();
     try {
-      std::thread(run, shared_, exchange_mode).detach();
+      std::thread(std::move(looks)).detach();
+      has_left_ = std::move(has_left);
     } catch (const std::system_error&) {  // as many as the process may have
-      shared_->runs = false;
     }
   }
 
   ~Lookout() {
-    if (owner_ != process) {  // the thread is not in the child, where what it waits for would wait for it
-      new std::shared_ptr<Shared>(shared_);
-      return;
+    over_.set_value();
+    if (has_left_.valid() && owner_ == process) {  // the thread is not in a child
+      has_left_.wait_for(LEAVES_WITHIN);
     }
-    std::unique_lock<std::mutex> held(shared_->mutex);
-    shared_->is_over = true;
-    shared_->changed.notify_all();
-    shared_->changed.wait_for(held, LEAVES_WITHIN, [this] { return !shared_->runs; });
   }
   Lookout(const Lookout&) = delete;
   Lookout& operator=(const Lookout&) = delete;
@@ -183,51 +168,34 @@ class Lookout {
   static constexpr std::chrono::milliseconds EVERY{250};
   static constexpr std::chrono::seconds LEAVES_WITHIN{1};
 
-  struct Shared {
-    explicit Shared(std::shared_ptr<Marks> marks) : marks(std::move(marks)) {}
-    std::shared_ptr<Marks> marks;
-    std::mutex mutex;
-    std::condition_variable changed;
-    std::atomic<bool> is_over{false};
-    bool runs = false;
-  };
-
-  static void run(const std::shared_ptr<Shared>& shared, ExchangeMode exchange_mode) {
+  // `marks` are let go before it has left.
+  static void look_until_over(
+      std::shared_ptr<Marks> marks, const std::future<void>& over, ExchangeMode exchange_mode) {
     sigset_t all;
     ::sigfillset(&all);
     ::pthread_sigmask(SIG_BLOCK, &all, nullptr);  // they are for the program's own threads
     ::pthread_setname_np(::pthread_self(), "aorta device");
-    try {
-      shared->marks->clock().use_here();
-      int mode = RELAXED;
-      if (exchange_mode(&mode) == 0) {
-        look_until_over(*shared);
-      }
-    } catch (const std::exception&) {  // the device failed, which its own users are told
+    marks->clock().use_here();
+    int mode = RELAXED;
+    if (exchange_mode(&mode) != 0) {
+      return;
     }
-    const std::lock_guard<std::mutex> held(shared->mutex);
-    shared->marks.reset();
-    shared->runs = false;
-    shared->changed.notify_all();
-  }
-
-  static void look_until_over(Shared& shared) {
-    const Ring& ring = shared.marks->ring();
+    const Ring& ring = marks->ring();
     int64_t rows = ring.count();
-    std::unique_lock<std::mutex> held(shared.mutex);
-    while (!shared.changed.wait_for(held, EVERY, [&] { return shared.is_over.load(); }) && Py_IsInitialized() != 0) {
-      held.unlock();
-      const auto goes_on = [&] { return ring.count() != rows || shared.is_over; };
+    while (over.wait_for(EVERY) == std::future_status::timeout && Py_IsInitialized() != 0) {
+      const auto goes_on = [&] {
+        return ring.count() != rows || over.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+      };
       if (!goes_on()) {
-        shared.marks->look(goes_on);
+        marks->look(goes_on);
       }
       rows = ring.count();
-      held.lock();
     }
   }
 
   const pid_t owner_ = process;
-  const std::shared_ptr<Shared> shared_;
+  std::promise<void> over_;
+  std::future<void> has_left_;
 };
 
 // Which communicator runs a collective on a device, beside the ranks' numbers: a pair has one with each of them.
@@ -237,14 +205,10 @@ constexpr int64_t UNKNOWN = -2;
 // Why a collective on a device has no end (`ring_file.py` has the words).
 enum class Untimed : uint8_t { NO_STREAM = 1, STACKED_IN_A_BATCH = 2 };
 
-// When a collective ran on a device: a row beside its own. Written on the thread that issues it.
+// When a collective ran on a device: a row beside its own, if that has one. Written on the thread that issues it.
 class Span {
  public:
-  Span(std::shared_ptr<Marks> marks) : marks_(std::move(marks)) {}
-
-  // The row of its collective; before anything else.
-  void keep_beside(int64_t collective) {
-    collective_ = collective;
+  Span(std::shared_ptr<Marks> marks, int64_t collective) : marks_(std::move(marks)), collective_(collective) {
     if (collective != Ring::NOWHERE) {
       row_ = marks_->ring().append({Kind::SPAN, 0, 0, 0, 0, 0, 0, 0, collective, packed()});
     }
@@ -270,8 +234,6 @@ class Span {
     marks_->ring().add_flags(row_, static_cast<uint8_t>(why));
     lacks(true);
   }
-  // A backward pass took its future, and waits for that at its end (DDP).
-  void taken_in_backward() { marks_->ring().add_flags(collective_, flag::BY_FUTURE); }
 
  private:
   void lacks(bool a_mark) {
@@ -284,7 +246,7 @@ class Span {
   int64_t packed() const { return (launch_ + 1) << 32 | (communicator_ - UNKNOWN); }
 
   const std::shared_ptr<Marks> marks_;
-  int64_t collective_ = Ring::NOWHERE;
+  const int64_t collective_;
   int64_t row_ = Ring::NOWHERE;
   int64_t launch_ = -1;
   int64_t communicator_ = OF_THE_GROUP;

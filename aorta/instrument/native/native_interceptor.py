@@ -38,10 +38,10 @@ from aorta.records.schema import STALL_CUTOFF_NS, DeviceClockFacts
 
 
 class NativeRanges:
-    """Compiled counterpart of `compute_ranges.RowRanges`; `tap` is notified when a backward pass has ended."""
+    """Compiled counterpart of `compute_ranges.RowRanges`; rows are those of the compiled `step`."""
 
-    def __init__(self, module: Any, tap: Any, ring: RingFile) -> None:
-        self.compiled: Any = module.Ranges(tap)
+    def __init__(self, module: Any, step: Any, ring: RingFile) -> None:
+        self.compiled: Any = module.Ranges(step)
         self._ring = ring
         self._ends: list[Callable[[], None]] = []
 
@@ -88,15 +88,26 @@ class NativeInterceptor:
     ) -> None:
         self._groups, self._ring = groups, ring
         operators = [
-            (name, operator, position_of_group(name), position_of(name, "async_op"), position_of(name, "dst", "src"))
+            module.Operator(
+                name,
+                operator.kind,
+                position_of_group(name),
+                operator.argument,
+                operator.one_part,
+                operator.point_to_point,
+                operator.stacks,
+                position_of(name, "async_op"),
+                position_of(name, "dst", "src"),
+            )
             for name, operator in offered().items()
         ]
         layout = COUNT_WORD * WORD, ROWS_AT, ring.slots, list(DTYPES), LAYOUT
         self.rows: Any = module.Ring(ring.file, ring.address, *layout)
         ring.progress.enter = self.rows.enter_function(list(PHASES))
         self._tap: Any = module.Tap(operators, shortest_call_ns, self._saw, device, self.rows)
-        self.marks: Any = self._tap.marks()
-        self.ranges = NativeRanges(module, self._tap, ring)
+        self._step: Any = self._tap.step()
+        self.marks: Any = self._step.marks()
+        self.ranges = NativeRanges(module, self._step, ring)
 
     def functions(self) -> StepFunctions:
         """Return C functions that are called at every step, and in it."""
@@ -116,8 +127,8 @@ class NativeInterceptor:
         """Stop recording, and discard what was recorded since the last step ended; returns how many collectives."""
         if self._tap is None:
             return 0
-        self.ranges.compiled.end()
-        return int(self._tap.abandon())
+        self.ranges.compiled.record(False)
+        return int(self._step.abandon())
 
     def close(self) -> None:
         self._tap = None
@@ -238,7 +249,7 @@ class NativeDeviceInterceptor(NativeInterceptor):
         collectives that this one had `joined`; the part that coincides with communication is a stall.
         """
         if self._tap is not None:
-            self._tap.wait_for_stream(begin or 0, end or 0, joined)
+            self._step.wait_for_stream(begin or 0, end or 0, joined)
 
     def _on_streams(self, process_group: dist.ProcessGroup) -> tuple[bool, bool, bool | None]:
         group, device = process_group, self._device

@@ -16,7 +16,6 @@
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
-#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -24,7 +23,6 @@
 #include <c10/core/ScalarType.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include "host_clock.hpp"
 
 namespace aorta {
 
@@ -235,9 +233,7 @@ class Ring {
 
   int64_t count() const { return static_cast<int64_t>(count_->load(std::memory_order_relaxed)); }
 
-  uint8_t number_of(std::optional<at::ScalarType> dtype) const {
-    return dtype ? dtypes_[static_cast<size_t>(*dtype)] : NO_DTYPE;
-  }
+  uint8_t number_of(at::ScalarType dtype) const { return dtypes_[static_cast<size_t>(dtype)]; }
 
  private:
   struct alignas(64) Slot {

@@ -19,7 +19,6 @@
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
-#include "host_clock.hpp"
 #include "marks.hpp"
 #include "ring.hpp"
 
@@ -36,20 +35,15 @@ class End {
  public:
   enum Source : int64_t { FUTURE = 0, WAIT = 1 };
 
-  void stamp(Source source) { stamp(source, now_ns()); }
-  void stamp(Source source, int64_t at_ns) {
+  // `row`: of its collective.
+  End(std::shared_ptr<Ring> ring, int64_t row) : ring_(std::move(ring)), row_(row) {}
+
+  void stamp(Source source, int64_t at_ns = now_ns()) {
     int64_t unknown = 0;
     // In one word, so that time and source are read together.
     if (both_.compare_exchange_strong(unknown, at_ns * 2 + source, std::memory_order_acq_rel)) {
-      if (ring_) {
-        ring_->complete(row_, at_ns * 2 + source);
-      }
+      ring_->complete(row_, at_ns * 2 + source);
     }
-  }
-  // The row of its collective; before it is issued.
-  void keep_in(std::shared_ptr<Ring> ring, int64_t row) {
-    ring_ = std::move(ring);
-    row_ = row;
   }
   // Twice the time, with the source in the lowest bit; 0 until it is known.
   int64_t both() const { return both_.load(std::memory_order_acquire); }
@@ -79,43 +73,28 @@ class End {
     }
   }
 
-  // A backward pass took its future, and waits for that at its end (DDP).
-  void taken_in_backward() {
-    if (ring_) {
-      ring_->add_flags(row_, flag::BY_FUTURE);
-    }
-  }
-
-  // The call that issued it returned, on the thread that trains.
-  void returned(int64_t at_ns) {
-    if (ring_) {
-      ring_->sent(row_, false, at_ns);
-    }
-  }
-
  private:
   std::atomic<int64_t> both_{0};
-  std::shared_ptr<Ring> ring_;
-  int64_t row_ = Ring::NOWHERE;
+  const std::shared_ptr<Ring> ring_;
+  const int64_t row_;
   std::mutex mutex_;
   c10::weak_intrusive_ptr<Future> future_{c10::intrusive_ptr<Future>()};
 };
 
-// A collective as rows name it; operator and group by their numbers.
+// A collective as rows name it, operator and group by their numbers; and its own row, none of one on a device outside of
+// steps.
 struct Name {
-  size_t op;
+  uint8_t op;
   uint16_t group;
   int64_t seq;
+  int64_t row;
 };
 
 struct Collective {
   Name name;
-  int64_t bytes = 0;
-  std::optional<at::ScalarType> dtype;
-  int64_t issue_ns = 0;
+  int64_t issue_ns;
   std::shared_ptr<End> end;    // of one on the host
   std::shared_ptr<Span> span;  // of one on a device
-  int64_t pair = 0;            // of a send or a receive: its number with this peer * 2^32 + the peer
 };
 
 // What a finished step leaves beside its rows: how many collectives it had, how many rows the ring until then, and AORTA's
@@ -175,39 +154,29 @@ class Step {
     }
   }
 
-  // Numbered and recorded under one lock: rows are in the order in which they were issued.
-  void issue(Collective& row, int64_t& count) {
+  // Numbered and recorded under one lock: rows are in the order in which they were issued. Outside of steps, too: for
+  // whoever asks what a rank is stuck in.
+  Collective issue(Row row, int64_t& count, bool on_device) {
     const std::lock_guard<std::mutex> held(mutex_);
-    row.name.seq = count++;
-    row.issue_ns = now_ns();
-    const bool unwatched = watched_passes_ == 0 && in_backward();
-    const int64_t index = ring_->issue(
-        {Kind::COLLECTIVE,
-         static_cast<uint8_t>(
-             (unwatched ? flag::UNWATCHED : 0) | (row.span ? flag::ON_DEVICE : 0) |
-             (row.span && !open_ ? flag::UNMARKED : 0)),
-         static_cast<uint8_t>(row.name.op),
-         ring_->number_of(row.dtype),
-         row.name.group,
-         0,
-         row.issue_ns,
-         0,
-         row.bytes,
-         row.name.seq,
-         0,
-         row.pair});
-    if (row.end) {
-      row.end->keep_in(ring_, index);
+    const bool open = open_;
+    row.y = count++;
+    row.a = now_ns();
+    row.flags = watched_passes_ == 0 && in_backward() ? flag::UNWATCHED : 0;
+    if (on_device) {
+      row.flags |= flag::ON_DEVICE | (open ? 0 : flag::UNMARKED);
     }
-    if (!open_) {  // of no step: for whoever asks what a rank is stuck in
-      return;
+    const int64_t index = ring_->issue(row);
+    count_ += open;
+    Collective issued{{row.op, row.group, row.y, open || !on_device ? index : Ring::NOWHERE}, row.a, nullptr, nullptr};
+    if (on_device) {
+      issued.span = std::make_shared<Span>(marks_, issued.name.row);
+      return issued;
     }
-    ++count_;
-    if (row.span) {
-      row.span->keep_beside(index);
-    } else {
-      ends_.push_back(row.end);
+    issued.end = std::make_shared<End>(ring_, index);
+    if (open) {
+      ends_.push_back(issued.end);
     }
+    return issued;
   }
 
   // Backward passes that reached what is watched begin (1) or end (-1); one may run within another, of a checkpoint.
@@ -263,14 +232,14 @@ class Step {
   // What is not recorded.
   void drop(int64_t begin, int64_t end) {
     if (marks_) {
-      marks_->drop(begin, end);
+      marks_->clock().release(begin);
+      marks_->clock().release(end);
     }
   }
 
   // A wait for a collective, by the host or the stream that computes.
   void wait(const Name& of, int flags, int64_t begin, int64_t end) {
-    append(
-        {Kind::WAIT, static_cast<uint8_t>(flags), static_cast<uint8_t>(of.op), 0, of.group, 0, 0, 0, 0, of.seq}, begin, end);
+    append({Kind::WAIT, static_cast<uint8_t>(flags), of.op, 0, of.group, 0, 0, 0, 0, of.seq}, begin, end);
   }
 
   // Between these marks the compute stream may have waited for a stream of the strategy, and so for the collectives that
@@ -278,7 +247,7 @@ class Step {
   void wait_for_stream(Mark begin, Mark end, const std::vector<Name>& joined) {
     const int64_t index = append({Kind::GAP}, begin, end);
     for (const Name& name : joined) {
-      ring_->append({Kind::JOINED, 0, static_cast<uint8_t>(name.op), 0, name.group, 0, 0, 0, index, name.seq});
+      ring_->append({Kind::JOINED, 0, name.op, 0, name.group, 0, 0, 0, index, name.seq});
     }
   }
 
@@ -355,10 +324,11 @@ class Underway {
   const std::shared_ptr<Step> step_;
 };
 
-// The backend's work, of which all but waits and futures is the same.
+// The backend's work, of which all but waits and who takes its future is the same.
 class WrappedWork : public Work {
  public:
-  explicit WrappedWork(c10::intrusive_ptr<Work> work) : Work(-1, work->retrieveOpType()), work_(std::move(work)) {}
+  WrappedWork(c10::intrusive_ptr<Work> work, std::shared_ptr<Step> step, const Name& of)
+      : Work(-1, work->retrieveOpType()), work_(std::move(work)), step_(std::move(step)), of_(of) {}
 
   bool isCompleted() override { return work_->isCompleted(); }
   bool isSuccess() const override { return work_->isSuccess(); }
@@ -369,20 +339,25 @@ class WrappedWork : public Work {
   void abort() override { work_->abort(); }
   float getDuration() const override { return work_->getDuration(); }
   uint64_t getSequencenumber() const override { return work_->getSequencenumber(); }
+  c10::intrusive_ptr<Future> getFuture() override {
+    if (in_backward()) {  // which waits for it at its end (DDP)
+      step_->ring().add_flags(of_.row, flag::BY_FUTURE);
+    }
+    return work_->getFuture();
+  }
 
  protected:
   const c10::intrusive_ptr<Work> work_;
+  const std::shared_ptr<Step> step_;
+  const Name of_;
 };
 
-// Records when its caller waited.
+// Records when a collective on the host had ended for its caller; and its caller's wait, except in an accelerator run, where
+// the host may wait, and the compute stream does not.
 class TimedWork final : public WrappedWork {
  public:
-  // `step`: where its wait is recorded, if anywhere.
-  TimedWork(c10::intrusive_ptr<Work> work, Name of, std::shared_ptr<End> end, std::shared_ptr<Step> step)
-      : WrappedWork(std::move(work)),
-        of_(std::move(of)),
-        end_(std::move(end)),
-        step_(std::move(step)) {}
+  TimedWork(c10::intrusive_ptr<Work> work, std::shared_ptr<Step> step, const Name& of, std::shared_ptr<End> end)
+      : WrappedWork(std::move(work), std::move(step), of), end_(std::move(end)) {}
 
   // gloo's reduce-scatter copies its result out inside its wait, and a second one copies again (R6): other callers that
   // wait for the same handle only wait for the first one.
@@ -390,14 +365,14 @@ class TimedWork final : public WrappedWork {
     const std::lock_guard<std::mutex> held(once_);
     if (!waited_.load(std::memory_order_acquire)) {
       std::optional<Own> own;
-      if (step_) {
+      if (!step_->marks()) {
         own.emplace(*step_);
       }
       const auto at_ns = [&] { return own ? own->since_ns() : now_ns(); };
       const int64_t begin_ns = at_ns();
       const bool blocked = end_->both() == 0;
       const auto waited = [&](int over) {
-        if (step_ && step_->holds_up()) {
+        if (own && step_->holds_up()) {
           step_->wait(of_, (blocked ? flag::BLOCKED : 0) | over, begin_ns, at_ns());
         }
       };
@@ -417,17 +392,9 @@ class TimedWork final : public WrappedWork {
   void synchronize() override { work_->synchronize(); }
   void blockCurrentStream() override { work_->blockCurrentStream(); }
   bool isCompleted() override { return waited_.load(std::memory_order_acquire) || work_->isCompleted(); }
-  c10::intrusive_ptr<Future> getFuture() override {
-    if (in_backward()) {
-      end_->taken_in_backward();
-    }
-    return work_->getFuture();
-  }
 
  private:
-  const Name of_;
   const std::shared_ptr<End> end_;
-  const std::shared_ptr<Step> step_;
   std::mutex once_;
   bool answer_ = true;
   std::atomic<bool> waited_{false};
