@@ -32,7 +32,7 @@ class Copies {
   Copies(std::shared_ptr<Device> device, std::shared_ptr<Step> step)
       : device_(std::move(device)),
         step_(std::move(step)),
-        own_(device_->clock().device()),
+        own_(device_->clock()->device()),
         memory_(c10::toBackendComponent(c10::computeDispatchKey(std::nullopt, std::nullopt, own_))) {}
 
   // Runs `original`, the copy of `from` into `into` (none: into a value of the host), between two marks if it is one.
@@ -65,7 +65,7 @@ class Copies {
   }
 
  private:
-  Mark marked(bool here) const { return here ? device_->clock().mark() : NO_MARK; }
+  Mark marked(bool here) const { return here ? device_->clock()->mark() : NO_MARK; }
 
   bool on_device(const at::Tensor& tensor) const {
     // By its keys: a tensor that only pretends to be on a device has no memory there.

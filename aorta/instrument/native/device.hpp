@@ -66,25 +66,20 @@ struct Held {
 
 class Device {
  public:
-  Device(
-      std::shared_ptr<DeviceClock> clock,
-      bool dedicated,
-      bool dedicated_async,
-      std::optional<int> priority,
-      std::function<int()> priority_of_current)
-      : clock_(std::move(clock)),
-        dedicated_(dedicated),
-        dedicated_async_(dedicated_async),
-        priority_(priority),
-        priority_of_current_(std::move(priority_of_current)),
+  // `priority`: of AORTA's streams beside the caller's stream.
+  Device(std::shared_ptr<DeviceClock> clock, bool dedicated, bool dedicated_async, std::function<int()> priority)
+      : dedicated(dedicated),
+        dedicated_async(dedicated_async),
+        clock_(std::move(clock)),
+        priority_(std::move(priority)),
         guard_(clock_->device().type()),
         orders_(std::make_shared<OrderEvents>(clock_->device().type())),
         compute_(clock_->current()) {}
 
-  DeviceClock& clock() { return *clock_; }
-  const std::shared_ptr<DeviceClock>& shared_clock() const { return clock_; }
-  bool dedicated() const { return dedicated_; }
-  bool dedicated_async() const { return dedicated_async_; }
+  const bool dedicated;
+  const bool dedicated_async;
+
+  const std::shared_ptr<DeviceClock>& clock() const { return clock_; }
   c10::Stream current() const { return clock_->current(); }
   bool computes() const { return current() == compute_; }
 
@@ -93,25 +88,27 @@ class Device {
     let_go();
   }
 
-  // AORTA's stream for `key` with the caller's priority; none where the device hands out a stream a second time.
+  // AORTA's stream for `key` beside the caller's; none where the device hands out a stream a second time.
   std::optional<c10::Stream> side(const std::string& key) {
     const c10::Stream caller = current();
-    const int priority = priority_ ? *priority_ : priority_of(caller);
-    const std::lock_guard<std::mutex> held(mutex_);
-    const auto found = sides_.find({key, priority});
-    if (found != sides_.end()) {
-      return found->second;
+    std::unique_lock<std::mutex> held(mutex_);
+    auto known = priorities_.find(caller.id());
+    if (known == priorities_.end()) {
+      held.unlock();  // Python is asked
+      const int priority = priority_();
+      held.lock();
+      known = priorities_.emplace(caller.id(), priority).first;
     }
-    std::optional<c10::Stream> fresh = guard_.getNewStream(clock_->device(), priority);
+    const std::pair named(key, known->second);
+    if (const auto side = sides_.find(named); side != sides_.end()) {
+      return side->second;
+    }
+    const std::optional<c10::Stream> fresh = guard_.getNewStream(clock_->device(), known->second);
     bool taken = *fresh == compute_ || *fresh == caller;
     for (const auto& [_, other] : sides_) {
-      taken = taken || (other && *other == *fresh);
+      taken = taken || other == fresh;
     }
-    if (taken) {
-      fresh.reset();
-    }
-    sides_.emplace(std::pair{key, priority}, fresh);
-    return fresh;
+    return sides_.emplace(named, taken ? std::nullopt : fresh).first->second;
   }
 
   // Make `after` wait for everything on `before` so far.
@@ -165,19 +162,6 @@ class Device {
  private:
   static constexpr size_t MOST_JOINED = 256;  // of streams that nobody asks about
 
-  int priority_of(const c10::Stream& stream) {
-    {
-      const std::lock_guard<std::mutex> held(mutex_);
-      const auto found = priorities_.find(stream.id());
-      if (found != priorities_.end()) {
-        return found->second;
-      }
-    }
-    const int priority = priority_of_current_();
-    const std::lock_guard<std::mutex> held(mutex_);
-    return priorities_.emplace(stream.id(), priority).first->second;
-  }
-
   void let_go() {
     if (is_capturing(current())) {
       return;  // a capture forbids to ask for an event
@@ -194,10 +178,7 @@ class Device {
   }
 
   const std::shared_ptr<DeviceClock> clock_;
-  const bool dedicated_;
-  const bool dedicated_async_;
-  const std::optional<int> priority_;
-  const std::function<int()> priority_of_current_;
+  const std::function<int()> priority_;
   const c10::impl::VirtualGuardImpl guard_;
   const std::shared_ptr<OrderEvents> orders_;
   c10::Stream compute_;

@@ -38,30 +38,30 @@ namespace {
 using c10::IValue;
 using c10d::ProcessGroup;
 
+// Of an argument, if an operator has it.
+using Position = std::optional<int64_t>;
+
 // An operator as its schema and `operators.py` describe it.
 struct Operator {
   std::string name;
   std::string kind;
   int64_t group_at;
-  std::optional<int64_t> argument;  // position of the full array; none for operators that move none
-  bool one_part;                    // only the root is given the full array
+  Position argument;  // the full array; none for operators that move none
+  bool one_part;      // only the root is given the full array
   bool point_to_point;
-  bool stacks;                      // the backend may stack a list of tensors in one of its own
-  std::optional<int64_t> async_at;  // position of the flag for asynchronous calls; none: always asynchronous
-  std::optional<int64_t> peer_at;   // position of the other rank of a send or a receive
+  bool stacks;        // the backend may stack a list of tensors in one of its own
+  Position async_at;  // the flag for asynchronous calls; none: always asynchronous
+  Position peer_at;   // the other rank of a send or a receive
 };
 
 // A function of Python whose last reference may be dropped by a thread without the interpreter lock, or outlive the
-// interpreter.
+// interpreter, and is never freed then.
 std::shared_ptr<py::function> kept(py::function function) {
   return {new py::function(std::move(function)), [](py::function* held) {
-            if (!Py_IsInitialized()) {
-              held->release();
+            if (Py_IsInitialized() != 0) {
+              const py::gil_scoped_acquire interpreter;
               delete held;
-              return;
             }
-            const py::gil_scoped_acquire interpreter;
-            delete held;
           }};
 }
 
@@ -122,8 +122,8 @@ class Tap : public std::enable_shared_from_this<Tap> {
         on_group_(kept(std::move(on_group))),
         device_(std::move(device)),
         step_(std::make_shared<Step>(
-            ring, device_ ? std::make_shared<Marks>(device_->shared_clock(), ring) : nullptr)) {
-    device_key_ = device_ ? c10::computeDispatchKey(std::nullopt, std::nullopt, device_->clock().device())
+            ring, device_ ? std::make_shared<Marks>(device_->clock(), ring) : nullptr)) {
+    device_key_ = device_ ? c10::computeDispatchKey(std::nullopt, std::nullopt, device_->clock()->device())
                           : c10::DispatchKey::CPU;
   }
 
@@ -303,25 +303,20 @@ class Tap : public std::enable_shared_from_this<Tap> {
     using Reduce = const c10::intrusive_ptr<c10d::ReduceOp>&;
     using OfList = std::tuple<std::vector<at::Tensor>, c10::intrusive_ptr<Work>>;
     using OfOne = std::tuple<at::Tensor, c10::intrusive_ptr<Work>>;
-    const std::string& name = operators_[index].name;
-    if (device_ && device_->dedicated_async()) {  // its argument is changed where it is boxed
+    using Sparse = const std::optional<at::Tensor>&;
+    if (device_ && device_->dedicated_async) {  // its argument is changed where it is boxed
       return false;
     }
-    if (name == "allreduce_") {
-      return open_as<OfList, at::TensorList, Group_, Reduce, const std::optional<at::Tensor>&, bool, int64_t>(index);
-    }
-    if (name == "_allgather_base_") {
-      return open_as<OfOne, at::Tensor&, at::Tensor&, Group_, bool, int64_t>(index);
-    }
-    if (name == "_reduce_scatter_base_") {
-      return open_as<OfOne, at::Tensor&, at::Tensor&, Group_, Reduce, bool, int64_t>(index);
-    }
-    return false;
+    return open_as<OfList, at::TensorList, Group_, Reduce, Sparse, bool, int64_t>(index, "allreduce_") ||
+           open_as<OfOne, at::Tensor&, at::Tensor&, Group_, bool, int64_t>(index, "_allgather_base_") ||
+           open_as<OfOne, at::Tensor&, at::Tensor&, Group_, Reduce, bool, int64_t>(index, "_reduce_scatter_base_");
   }
 
   template <class Result, class... Arguments>
-  bool open_as(size_t index) {
-    const std::string& name = operators_[index].name;
+  bool open_as(size_t index, const std::string& name) {
+    if (operators_[index].name != name) {
+      return false;
+    }
     try {
       const auto handle = c10::Dispatcher::singleton()
                               .findSchemaOrThrow(("c10d::" + name).c_str(), "")
@@ -367,7 +362,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
     Collective row = issued(group, call, on_device);
     // In a step that is passed over nobody is told when it has ended. What is moved in the others is moved there too, as they
     // stand for it.
-    const bool moves = device_ && device_->dedicated() && !op.point_to_point && !group.batch;
+    const bool moves = device_ && device_->dedicated && !op.point_to_point && !group.batch;
     if (on_device && !step_->observes() && !moves) {
       own.without([&] { return backend(false); });
       return nullptr;
@@ -447,13 +442,13 @@ class Tap : public std::enable_shared_from_this<Tap> {
     return step_->issue(row, counts.of_pairs[op.kind], on_device);
   }
 
-  Mark marked() { return step_->is_open() ? device_->clock().mark() : NO_MARK; }
-
   void ended(const std::vector<std::shared_ptr<Span>>& spans) {
     for (const auto& span : spans) {
       span->ends(marked());
     }
   }
+
+  Mark marked() { return step_->is_open() ? device_->clock()->mark() : NO_MARK; }
 
   // Let `side` wait for the backend's kernel, and mark the end there. Returns the arguments where the backend has
   // released them. `stacks`: it may be using tensors of its own, which `work.wait()` would release under its kernel.
@@ -500,9 +495,9 @@ class Tap : public std::enable_shared_from_this<Tap> {
       }
       return watched("beside " + key, caller, row, std::move(tensors), /*stacks=*/false, original);
     }
-    if (device_->dedicated()) {
+    if (device_->dedicated) {
       if (const auto side = device_->side(group.name)) {
-        const bool synchronously = !call.asynchronous || (device_->dedicated_async() && op.async_at);
+        const bool synchronously = !call.asynchronous || (device_->dedicated_async && op.async_at);
         return moved(*side, caller, row, std::move(tensors), call.asynchronous, synchronously, original);
       }
     }
@@ -515,7 +510,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
       if (const auto work = original()) {
         own.without([&] { work->wait(); });
       }
-      ended({row.span});
+      row.span->ends(marked());
       return true;
     });
     return nullptr;
@@ -541,12 +536,12 @@ class Tap : public std::enable_shared_from_this<Tap> {
       if (work) {
         work->wait();
       }
-      ended({row.span});
+      row.span->ends(marked());
       done = device_->done(side);
       if (!work && asynchronous) {  // as `dedicated_async` asks
         std::vector<at::Tensor> outputs;
         visit_tensors(tensors.front(), [&](const at::Tensor& output) { outputs.push_back(output); });
-        work = c10::make_intrusive<IssuedWork>(done, std::move(outputs), device_->clock().device());
+        work = c10::make_intrusive<IssuedWork>(done, std::move(outputs), device_->clock()->device());
       }
     }
     std::shared_ptr<Held> held;
@@ -588,7 +583,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
     }
     auto work = original();
     if (!work) {  // the backend used the caller's stream after all
-      ended({row.span});
+      row.span->ends(marked());
       return work;
     }
     auto held = waited_beside(*side, *work, {row.span}, std::move(tensors), stacks);
@@ -755,13 +750,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def("facts", &DeviceClock::facts, Unlocked())
       .def("events", &DeviceClock::events);
   pybind11::class_<Device, std::shared_ptr<Device>>(module, "Device")
-      .def(pybind11::init([](std::shared_ptr<DeviceClock> clock,
-                             bool dedicated,
-                             bool dedicated_async,
-                             std::optional<int> priority,
-                             py::function priority_of_current) {
-        const auto held = kept(std::move(priority_of_current));
-        return std::make_shared<Device>(std::move(clock), dedicated, dedicated_async, priority, [held] {
+      .def(pybind11::init([](std::shared_ptr<DeviceClock> clock, bool dedicated, bool all, py::function priority) {
+        return std::make_shared<Device>(std::move(clock), dedicated, all, [held = kept(std::move(priority))] {
           const py::gil_scoped_acquire interpreter;
           return (*held)().cast<int>();
         });
@@ -769,23 +759,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def("begin", &Device::begin)
       .def("take_joined", &Device::take_joined);
   pybind11::class_<Operator>(module, "Operator")
-      .def(pybind11::init<
-           std::string,
-           std::string,
-           int64_t,
-           std::optional<int64_t>,
-           bool,
-           bool,
-           bool,
-           std::optional<int64_t>,
-           std::optional<int64_t>>());
+      .def(pybind11::init<std::string, std::string, int64_t, Position, bool, bool, bool, Position, Position>());
   pybind11::class_<Tap, std::shared_ptr<Tap>>(module, "Tap")
-      .def(pybind11::init<
-           std::vector<Operator>,
-           int64_t,
-           py::function,
-           std::shared_ptr<Device>,
-           std::shared_ptr<Ring>>())
+      .def(pybind11::init<std::vector<Operator>, int64_t, py::function, std::shared_ptr<Device>, std::shared_ptr<Ring>>())
       .def("open", &Tap::open)
       .def("close", &Tap::close)
       .def("take_captured", &Tap::take_captured)
@@ -803,14 +779,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
         return marks.append({static_cast<Kind>(kind)}, begin, end);
       });
   pybind11::class_<Ring, std::shared_ptr<Ring>>(module, "Ring")
-      .def(pybind11::init<
-           int,
-           uintptr_t,
-           size_t,
-           size_t,
-           size_t,
-           const std::vector<at::ScalarType>&,
-           const Ring::Layout&>())
+      .def(pybind11::init<int, uintptr_t, size_t, size_t, size_t, const Ring::Types&, const Ring::Layout&>())
       .def("enter_function", &enter_function)
       .def("time_step", &Ring::time_step);
   module.def("counts_function", &counts_function);

@@ -133,7 +133,7 @@ struct Loop {
   // (counts) -> (counts(), ahead): as `StepFunctions.issued_so_far`.
   static PyObject* issued_so_far(PyObject* self, PyObject* counts) {
     const Step& step = object_of<Loop>(self).step();
-    const int64_t underway = step.underway();
+    const int64_t underway = step.underway;
     PyObject* counted = PyObject_CallNoArgs(counts);
     if (counted == nullptr) {
       return nullptr;

@@ -210,7 +210,7 @@ class Span {
  public:
   Span(std::shared_ptr<Marks> marks, int64_t collective) : marks_(std::move(marks)), collective_(collective) {
     if (collective != Ring::NOWHERE) {
-      row_ = marks_->ring().append({Kind::SPAN, 0, 0, 0, 0, 0, 0, 0, collective, packed()});
+      row_ = marks_->ring().append({Kind::SPAN, 0, 0, 0, 0, 0, 0, 0, collective, packed(-1, OF_THE_GROUP)});
     }
   }
 
@@ -222,14 +222,8 @@ class Span {
     marks_->end(row_, mark, collective_);
     lacks(mark == NO_MARK);
   }
-  void is_part_of(int64_t launch) {
-    launch_ = launch;
-    marks_->ring().store_y(row_, packed());
-  }
-  void is_run_by(int64_t communicator) {
-    communicator_ = communicator;
-    marks_->ring().store_y(row_, packed());
-  }
+  void is_part_of(int64_t launch) { marks_->ring().store_y(row_, packed(launch, OF_THE_GROUP)); }
+  void is_run_by(int64_t communicator) { marks_->ring().store_y(row_, packed(-1, communicator)); }
   void has_no_end(Untimed why) {
     marks_->ring().add_flags(row_, static_cast<uint8_t>(why));
     lacks(true);
@@ -243,13 +237,11 @@ class Span {
   }
 
   // 0 stands for a collective that was launched by itself, and for one whose communicator nobody knows.
-  int64_t packed() const { return (launch_ + 1) << 32 | (communicator_ - UNKNOWN); }
+  static int64_t packed(int64_t launch, int64_t communicator) { return (launch + 1) << 32 | (communicator - UNKNOWN); }
 
   const std::shared_ptr<Marks> marks_;
   const int64_t collective_;
   int64_t row_ = Ring::NOWHERE;
-  int64_t launch_ = -1;
-  int64_t communicator_ = OF_THE_GROUP;
 };
 
 }  // namespace aorta

@@ -203,8 +203,9 @@ class NativeDeviceInterceptor(NativeInterceptor):
         priority: int | None = None,
     ) -> None:
         self._streams, self._device, self._clock = DeviceStreams(device), device, clock
+        priority_of_current = self._streams.priority if priority is None else lambda: priority
         self._compiled: Any = module.Device(
-            clock.compiled, dedicated, dedicated and dedicated_async, priority, self._streams.priority
+            clock.compiled, dedicated, dedicated and dedicated_async, priority_of_current
         )
         super().__init__(module, groups, ring, device=self._compiled)
         self._observes = True

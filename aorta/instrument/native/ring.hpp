@@ -74,6 +74,7 @@ class Ring {
   // The words of step and phase, of the time, and of how many steps have ended; how step, phase and the time's lowest bits
   // share the first.
   using Layout = std::array<int64_t, 6>;
+  using Types = std::vector<at::ScalarType>;
 
   // Positions are in bytes: of the count of rows, behind which are the times of progress and of the last look at a device,
   // and of the first row. `slots`: a power of two. Without a file (-1) the ring is at `address`, which stays mapped.
@@ -83,10 +84,11 @@ class Ring {
       size_t count_at,
       size_t rows_at,
       size_t slots,
-      const std::vector<at::ScalarType>& dtypes,
+      const Types& dtypes,
       const Layout& layout)
       : layout_(layout),
-        slots_(slots), bytes_(file < 0 ? 0 : rows_at + slots * sizeof(Slot)),
+        slots_(slots),
+        bytes_(file < 0 ? 0 : rows_at + slots * sizeof(Slot)),
         memory_(reinterpret_cast<void*>(address)) {
     if (file >= 0) {
       memory_ = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);

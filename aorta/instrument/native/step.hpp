@@ -186,9 +186,7 @@ class Step {
   }
 
   // How many calls of backends have begun and not returned: they may have counted their collectives or not.
-  int64_t underway() const { return underway_.load(); }
-
-  void add_underway(int64_t calls) { underway_ += calls; }
+  std::atomic<int64_t> underway{0};
 
   // Whether the thread that trains calls, between a step's begin and what abandons it: on another thread a call or a wait
   // holds up no computation.
@@ -283,7 +281,6 @@ class Step {
   std::atomic<std::thread::id> trains_{};
   std::atomic<int64_t> own_ns_{0};
   int64_t watched_passes_ = 0;
-  std::atomic<int64_t> underway_{0};
   size_t count_ = 0;  // of collectives
 };
 
@@ -316,9 +313,9 @@ class Own {
 // One call of the backend, from before its collectives are recorded until it returns or fails.
 class Underway {
  public:
-  explicit Underway(std::shared_ptr<Step> step) : step_(std::move(step)) { step_->add_underway(1); }
+  explicit Underway(std::shared_ptr<Step> step) : step_(std::move(step)) { ++step_->underway; }
   Underway(const Underway&) = delete;
-  ~Underway() { step_->add_underway(-1); }
+  ~Underway() { --step_->underway; }
 
  private:
   const std::shared_ptr<Step> step_;
