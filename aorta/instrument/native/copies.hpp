@@ -5,14 +5,6 @@
 
 #pragma once
 
-#include <atomic>
-#include <cstdint>
-#include <memory>
-#include <mutex>
-#include <optional>
-#include <utility>
-#include <vector>
-
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_local_scalar_dense_ops.h>
 #include <ATen/ops/copy_ops.h>
@@ -20,7 +12,6 @@
 #include <torch/library.h>
 
 #include "device.hpp"
-#include "step.hpp"
 
 namespace aorta {
 

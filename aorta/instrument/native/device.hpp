@@ -6,22 +6,10 @@
 
 #pragma once
 
-#include <cstdint>
-#include <deque>
 #include <functional>
-#include <map>
-#include <memory>
-#include <mutex>
-#include <optional>
-#include <string>
-#include <thread>
-#include <utility>
-#include <vector>
 
 #include <c10/core/StreamGuard.h>
-#include <torch/csrc/distributed/c10d/Work.hpp>
 
-#include "device_clock.hpp"
 #include "step.hpp"
 
 namespace aorta {
@@ -111,9 +99,7 @@ class Device {
     return sides_.emplace(named, taken ? std::nullopt : fresh).first->second;
   }
 
-  // Make `after` wait for everything on `before` so far.
-  void order(const c10::Stream& before, const c10::Stream& after) { orders_->recorded(before)->block(after); }
-
+  // An event after everything on a stream so far.
   OrderEvents::Lent done(const c10::Stream& stream) { return orders_->recorded(stream); }
 
   // Runs what makes the caller's stream wait for a collective, unless that returns false: recorded if it is the compute

@@ -5,31 +5,15 @@
 // it was issued, when it ended and when its caller was blocked. Must not touch a Python
 // object on a backend's thread; wait for a backend's work more than once, or unless the caller does.
 
-#include <pthread.h>
-#include <unistd.h>
-
-#include <atomic>
-#include <cstdint>
-#include <memory>
-#include <mutex>
-#include <optional>
-#include <string>
-#include <tuple>
 #include <type_traits>
 #include <unordered_map>
-#include <utility>
-#include <vector>
 
 #include <ATen/record_function.h>
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
-#include <torch/csrc/distributed/c10d/Work.hpp>
-#include <torch/csrc/utils/pybind.h>
-#include <torch/library.h>
 
 #include "copies.hpp"
-#include "device.hpp"
 #include "loop.hpp"
 
 namespace aorta {
@@ -121,11 +105,11 @@ class Tap : public std::enable_shared_from_this<Tap> {
         enqueue_ns_(enqueue_ns),
         on_group_(kept(std::move(on_group))),
         device_(std::move(device)),
+        device_key_(
+            device_ ? c10::computeDispatchKey(std::nullopt, std::nullopt, device_->clock()->device())
+                    : c10::DispatchKey::CPU),
         step_(std::make_shared<Step>(
-            ring, device_ ? std::make_shared<Marks>(device_->clock(), ring) : nullptr)) {
-    device_key_ = device_ ? c10::computeDispatchKey(std::nullopt, std::nullopt, device_->clock()->device())
-                          : c10::DispatchKey::CPU;
-  }
+            ring, device_ ? std::make_shared<Marks>(device_->clock(), ring) : nullptr)) {}
 
   void open() {
     library_.emplace(torch::Library::IMPL, "c10d", c10::DispatchKey::BackendSelect, __FILE__, __LINE__);
@@ -385,8 +369,17 @@ class Tap : public std::enable_shared_from_this<Tap> {
       }
       return nullptr;
     }
-    if (on_host || !group.early) {
-      notice_end(call.index, group, row, *work);
+    // The backend's future marks the end, or, without one, only the caller's wait. A missing future is probed once per
+    // operator and group, since the answer is an exception.
+    if ((on_host || !group.early) && !group.futureless[call.index]) {
+      try {
+        const auto future = work->getFuture();
+        row.end->watch(future);
+        // uses_future=false: the callback does not read it, so no stream is switched for it.
+        future->addCallback([end = row.end](Future&) { end->called_back(); }, /*uses_future=*/false);
+      } catch (const std::exception&) {
+        group.futureless[call.index] = true;
+      }
     }
     return c10::make_intrusive<TimedWork>(std::move(work), step_, row.name, row.end);
   }
@@ -497,7 +490,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
     }
     if (device_->dedicated) {
       if (const auto side = device_->side(group.name)) {
-        const bool synchronously = !call.asynchronous || (device_->dedicated_async && op.async_at);
+        const bool synchronously = call.asynchronous && device_->dedicated_async && op.async_at;
         return moved(*side, caller, row, std::move(tensors), call.asynchronous, synchronously, original);
       }
     }
@@ -526,13 +519,13 @@ class Tap : public std::enable_shared_from_this<Tap> {
       bool asynchronous,
       bool synchronously,
       const Original& original) {
-    device_->order(caller, side);  // the inputs must be ready (W2)
+    device_->done(caller)->block(side);  // the inputs must be ready (W2)
     c10::intrusive_ptr<Work> work;
     OrderEvents::Lent done;
     {
       const c10::StreamGuard on(side);
       row.span->begins(marked());
-      work = original(asynchronous && synchronously);
+      work = original(synchronously);
       if (work) {
         work->wait();
       }
@@ -576,7 +569,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
       original();
       return nullptr;
     }
-    device_->order(caller, *side);
+    device_->done(caller)->block(*side);
     {
       const c10::StreamGuard on(*side);
       row.span->begins(marked());
@@ -625,27 +618,11 @@ class Tap : public std::enable_shared_from_this<Tap> {
     return groups_.try_emplace(group.get(), std::move(fresh)).first->second;
   }
 
-  // Registers with the backend's future. Without one, only the caller's wait marks the end; a missing future is probed
-  // once per operator and group, since the answer is an exception.
-  void notice_end(size_t index, Group& group, const Collective& row, Work& work) {
-    if (group.futureless[index]) {
-      return;
-    }
-    try {
-      const auto future = work.getFuture();
-      row.end->watch(future);
-      // uses_future=false: the callback does not read it, so no stream is switched for it.
-      future->addCallback([end = row.end](Future&) { end->called_back(); }, /*uses_future=*/false);
-    } catch (const std::exception&) {
-      group.futureless[index] = true;
-    }
-  }
-
   const std::vector<Operator> operators_;
   const int64_t enqueue_ns_;
   const std::shared_ptr<py::function> on_group_;
   const std::shared_ptr<Device> device_;
-  c10::DispatchKey device_key_ = c10::DispatchKey::CPU;
+  const c10::DispatchKey device_key_;
   const pid_t owner_ = process;
   std::atomic<int64_t> captured_{0};
   std::atomic<int64_t> launches_{0};
@@ -694,11 +671,11 @@ struct BackendCounts {
     uint64_t sum = 0;
     try {
       for (const auto& known : group.backends) {
-        if (const auto backend = known.lock()) {
-          sum += backend->getSequenceNumberForGroup();
-        } else {
+        const auto backend = known.lock();
+        if (!backend) {
           return std::nullopt;
         }
+        sum += backend->getSequenceNumberForGroup();
       }
     } catch (const std::exception&) {
       return std::nullopt;
@@ -769,7 +746,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def("batch_ends", &Tap::batch_ends, Unlocked())
       .def("step", &Tap::step);
   pybind11::class_<Step, std::shared_ptr<Step>>(module, "Step")
-      .def("abandon", [](Step& step) { return step.abandon().count; })
+      .def("abandon", [](Step& step) { return step.end(/*abandoned=*/true).count; })
       .def("wait_for_stream", &Step::wait_for_stream)
       .def("marks", &Step::marks);
   pybind11::class_<Name>(module, "Name");
@@ -789,7 +766,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def("record", &Ranges::record)
       .def("loop", &loop_functions)
       .def("look", &Ranges::look)
-      .def("ignore", &Ranges::ignore)
       .def("add_block", &Ranges::add_block)
       .def("hooks_of", &hooks_of);
 }

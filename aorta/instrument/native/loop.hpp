@@ -7,14 +7,6 @@
 
 #pragma once
 
-#include <algorithm>
-#include <array>
-#include <cstdint>
-#include <cstring>
-#include <memory>
-#include <utility>
-#include <vector>
-
 #include <structmember.h>
 
 #include "ranges.hpp"
@@ -102,7 +94,7 @@ struct Loop {
   static PyObject* finish(PyObject* self, PyObject* /*none*/) {
     Loop& loop = object_of<Loop>(self);
     loop.ended_ns = now_ns();
-    loop.noted = loop.step().end();
+    loop.noted = loop.step().end(/*abandoned=*/false);
     if (loop.step().observes()) {
       loop.ranges->record(false);
     }

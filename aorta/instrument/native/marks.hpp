@@ -10,14 +10,9 @@
 #include <pthread.h>
 #include <signal.h>
 
-#include <chrono>
-#include <cstdint>
-#include <deque>
 #include <future>
 #include <map>
 #include <memory>
-#include <mutex>
-#include <optional>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -112,6 +107,7 @@ class Marks {
   void add(const Pending& pending) {
     const std::optional<int64_t> sent_ns = clock_->sent_ns(pending.mark);
     if (!sent_ns) {  // none could be taken
+      ring_->add_flags(pending.collective, flag::UNMARKED);
       return;
     }
     if (pending.row == Ring::NOWHERE) {
@@ -159,8 +155,6 @@ class Lookout {
       has_left_.wait_for(LEAVES_WITHIN);
     }
   }
-  Lookout(const Lookout&) = delete;
-  Lookout& operator=(const Lookout&) = delete;
 
  private:
   using ExchangeMode = int (*)(int* mode);
@@ -214,28 +208,16 @@ class Span {
     }
   }
 
-  void begins(Mark mark) {
-    marks_->begin(row_, mark, collective_);
-    lacks(mark == NO_MARK);
-  }
-  void ends(Mark mark) {
-    marks_->end(row_, mark, collective_);
-    lacks(mark == NO_MARK);
-  }
+  void begins(Mark mark) { marks_->begin(row_, mark, collective_); }
+  void ends(Mark mark) { marks_->end(row_, mark, collective_); }
   void is_part_of(int64_t launch) { marks_->ring().store_y(row_, packed(launch, OF_THE_GROUP)); }
   void is_run_by(int64_t communicator) { marks_->ring().store_y(row_, packed(-1, communicator)); }
   void has_no_end(Untimed why) {
     marks_->ring().add_flags(row_, static_cast<uint8_t>(why));
-    lacks(true);
+    marks_->ring().add_flags(collective_, flag::UNMARKED);
   }
 
  private:
-  void lacks(bool a_mark) {
-    if (a_mark) {
-      marks_->ring().add_flags(collective_, flag::UNMARKED);
-    }
-  }
-
   // 0 stands for a collective that was launched by itself, and for one whose communicator nobody knows.
   static int64_t packed(int64_t launch, int64_t communicator) { return (launch + 1) << 32 | (communicator - UNKNOWN); }
 

@@ -48,16 +48,16 @@ class NativeRanges:
     def watch(self, name: str, block: nn.Module) -> None:
         before, after, _ = self.compiled.hooks_of(self.compiled.add_block(self._ring.text(name)))
         self._ends.append(observe(block, before=before, after=after))
-        self.compiled.look()
+        self.compiled.look(True)
 
     def watch_backward(self, module: nn.Module) -> None:
         """Mark the ends of backward passes, as `RowRanges.watch_backward` does."""
         *_, after = self.compiled.hooks_of(0)  # it is of no block
         self._ends.append(observe(module, after=after))
-        self.compiled.look()
+        self.compiled.look(True)
 
     def close(self) -> None:
-        self.compiled.ignore()
+        self.compiled.look(False)
         while self._ends:
             self._ends.pop()()
 

@@ -6,28 +6,16 @@
 
 #pragma once
 
-#include <algorithm>
-#include <array>
-#include <atomic>
-#include <cstdint>
-#include <functional>
-#include <memory>
-#include <mutex>
-#include <optional>
-#include <utility>
-#include <vector>
-
 #include <c10/util/SmallVector.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/python_variable.h>
-#include <torch/csrc/utils/pybind.h>
 
 #include "step.hpp"
 
 namespace aorta {
 
+using torch::autograd::Engine;
 using torch::autograd::FunctionPreHook;
 using torch::autograd::variable_list;
 
@@ -45,9 +33,8 @@ class Ranges : public std::enable_shared_from_this<Ranges> {
     }
   }
 
-  // Observe from here on, in steps that are observed, until `ignore`; hooks already in a graph count too.
-  void look() { looking_.store(true, std::memory_order_release); }
-  void ignore() { looking_.store(false, std::memory_order_release); }
+  // Observe from here on, in steps that are observed, or nothing more; hooks already in a graph count too.
+  void look(bool on) { looking_.store(on, std::memory_order_release); }
 
   Step& step() const { return *step_; }
 
@@ -94,15 +81,11 @@ class Ranges : public std::enable_shared_from_this<Ranges> {
     const int pass = torch::autograd::get_current_graph_task_id();
     if (looks() && asked_in_.exchange(pass) != pass) {
       step_->add_watched(1);
-      when_backward_ends([self = shared_from_this()] { self->nodes_ran(); });
+      Engine::get_default_engine().queue_callback([self = shared_from_this()] { self->nodes_ran(); });
     }
   }
 
  private:
-  static void when_backward_ends(std::function<void()> callback) {
-    torch::autograd::Engine::get_default_engine().queue_callback(std::move(callback));
-  }
-
   // Runs before the strategy's own callback, which was queued later; queues a second one that runs after it.
   void nodes_ran() {
     const Own own(*step_);
@@ -114,7 +97,7 @@ class Ranges : public std::enable_shared_from_this<Ranges> {
       }
       begin = moment();
     }
-    when_backward_ends([self = shared_from_this(), begin] {
+    Engine::get_default_engine().queue_callback([self = shared_from_this(), begin] {
       const Own own(*self->step_);
       int64_t end = 0;
       {

@@ -112,7 +112,6 @@ class Ring {
     }
   }
   Ring(const Ring&) = delete;
-  Ring& operator=(const Ring&) = delete;
 
   // Returns its index.
   int64_t append(const Row& row) {
@@ -123,28 +122,15 @@ class Ring {
     Slot& slot = rows_[index & (slots_ - 1)];
     slot.stamp.store(0, std::memory_order_relaxed);
     std::atomic_thread_fence(std::memory_order_release);
-    slot.kind = row.kind;
-    slot.flags.store(row.flags, std::memory_order_relaxed);
-    slot.op = row.op;
-    slot.dtype = row.dtype;
-    slot.group = row.group;
-    slot.name = row.name;
-    slot.a = row.a;
-    slot.b.store(row.b, std::memory_order_relaxed);
-    slot.x = row.x;
-    slot.y = row.y;
-    slot.a2 = row.a2;
-    slot.b2 = row.b2;
+    slot.row = row;
     slot.stamp.store(index + 1, std::memory_order_release);
     return static_cast<int64_t>(index);
   }
 
-  // A collective is issued.
+  // A collective is issued, in the process that made the ring.
   int64_t issue(const Row& row) {
     const int64_t index = append(row);
-    if (index != NOWHERE) {
-      moved_->store(row.a, std::memory_order_relaxed);
-    }
+    moved_->store(row.a, std::memory_order_relaxed);
     return index;
   }
 
@@ -190,31 +176,31 @@ class Ring {
         step << step_shift | phase << phase_shift | (at_ns & since_mask), std::memory_order_release);
   }
 
-  // The span of a row ends. Nothing where the row has been overwritten.
+  // The span of a row ends.
   void end(int64_t index, int64_t b) {
-    if (Slot* slot = at(index)) {
-      slot->b.store(b, std::memory_order_release);
+    if (Row* row = at(index)) {
+      std::atomic_ref(row->b).store(b, std::memory_order_release);
     }
   }
 
   // The same of its begin.
   void begin(int64_t index, int64_t a) {
-    if (Slot* slot = at(index)) {
-      slot->a = a;
+    if (Row* row = at(index)) {
+      row->a = a;
     }
   }
 
   // When the host recorded the mark that begins or ends its span. Of a collective on the host: when the call that issued it
   // returned.
   void sent(int64_t index, bool ends, int64_t at_ns) {
-    if (Slot* slot = at(index)) {
-      (ends ? slot->b2 : slot->a2) = at_ns;
+    if (Row* row = at(index)) {
+      (ends ? row->b2 : row->a2) = at_ns;
     }
   }
 
   void store_y(int64_t index, int64_t y) {
-    if (Slot* slot = at(index)) {
-      slot->y = y;
+    if (Row* row = at(index)) {
+      row->y = y;
     }
   }
 
@@ -225,8 +211,8 @@ class Ring {
   }
 
   void add_flags(int64_t index, uint8_t flags) {
-    if (Slot* slot = at(index)) {
-      slot->flags.fetch_or(flags, std::memory_order_relaxed);
+    if (Row* row = at(index)) {
+      std::atomic_ref(row->flags).fetch_or(flags, std::memory_order_relaxed);
     }
   }
 
@@ -240,27 +226,17 @@ class Ring {
  private:
   struct alignas(64) Slot {
     std::atomic<uint64_t> stamp;  // 0 while it is written, then 1 + index
-    Kind kind;
-    std::atomic<uint8_t> flags;
-    uint8_t op;
-    uint8_t dtype;
-    uint16_t group;
-    uint16_t name;
-    int64_t a;
-    std::atomic<int64_t> b;
-    int64_t x;
-    int64_t y;
-    int64_t a2;
-    int64_t b2;
+    Row row;
   };
   static_assert(sizeof(Slot) == 64);
 
-  Slot* at(int64_t index) {
+  // None where it has been overwritten.
+  Row* at(int64_t index) {
     if (index < 0 || owner_ != process) {
       return nullptr;
     }
     Slot& slot = rows_[static_cast<uint64_t>(index) & (slots_ - 1)];
-    return slot.stamp.load(std::memory_order_acquire) == static_cast<uint64_t>(index) + 1 ? &slot : nullptr;
+    return slot.stamp.load(std::memory_order_acquire) == static_cast<uint64_t>(index) + 1 ? &slot.row : nullptr;
   }
 
   const pid_t owner_ = ::getpid();

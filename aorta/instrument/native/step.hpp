@@ -5,22 +5,10 @@
 
 #pragma once
 
-#include <algorithm>
-#include <atomic>
-#include <chrono>
-#include <cstdint>
-#include <memory>
-#include <mutex>
-#include <optional>
-#include <thread>
-#include <utility>
-#include <vector>
-
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include "marks.hpp"
-#include "ring.hpp"
 
 namespace aorta {
 
@@ -124,15 +112,10 @@ class Step {
     return continues ? Noted{} : taken();
   }
 
-  Noted end() {
+  // End the step; unless it is `abandoned`, what is recorded from now on is part of the next one.
+  Noted end(bool abandoned) {
     const std::lock_guard<std::mutex> held(mutex_);
-    return taken();
-  }
-
-  // Record nothing more until the next step begins.
-  Noted abandon() {
-    const std::lock_guard<std::mutex> held(mutex_);
-    open_ = false;
+    open_ = open_ && !abandoned;
     return taken();
   }
 
