@@ -273,7 +273,8 @@ class RingSteps:
 
         lines = []
         for number, (row, summary) in enumerate(zip(facts, counts, strict=True)):
-            flags, start_ns, end_ns, global_step, in_epoch = row
+            flags, start_ns, end_ns, global_step, numbers = row
+            epoch, in_epoch = divmod(numbers, 1 << 32)
             own_counted, boundary, own_ns, count, outside, before, after = summary
             unseen, overlap, of_step = unseens[number], measured[number], notes[number]
             compute_of_step = compute_rows[computed.of(number)] + pass_rows[passes.of(number)]
@@ -310,7 +311,8 @@ class RingSteps:
                 step_line(
                     self._facts,
                     StepFacts(
-                        *divmod(in_epoch, 1 << 32),
+                        epoch,
+                        in_epoch,
                         global_step,
                         of_step.get(rf.LR),
                         bool(flags & rf.WARMUP),
