@@ -2,7 +2,7 @@
 
 A range over the whole backward pass contains every stall, so each block is bracketed by itself, after its parameters
 have arrived: these hooks run after FSDP's own. `RowRanges` appends the passes of blocks and the ends of backward passes
-to a ring, as `native/ranges.hpp` and `hooks.hpp` do in compiled code. Must not change a tensor, or modify the graph
+to a ring, as `native/ranges.hpp` does in compiled code. Must not change a tensor, or modify the graph
 (tensor hooks only observe).
 """
 
