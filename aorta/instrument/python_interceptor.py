@@ -185,7 +185,7 @@ class PythonInterceptor:
         self.progress.end_step()
         own_ns, self.own_ns = self.own_ns + more_ns + time.perf_counter_ns() - self._ended_ns, 0
         self.rows.append(rf.SUMMARY, flags, why, own_ns, index, issued, outside, ahead_before, ahead)
-        self.rows.end_step(index, 0 if self._on_device else self._ended_ns, self._behind)
+        self.rows.end(index, 0 if self._on_device else self._ended_ns, self._behind)
         return own_ns, self._ended_ns
 
     def abandon(self) -> int:
