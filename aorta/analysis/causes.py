@@ -216,7 +216,8 @@ def compare_accounts(
     step = change_of((), *([account.step_ms for account in side] for side in (reference, candidate)))
     decided = step.certain() and abs(step.ms) >= MARGIN * step.reference_ms
     judged = _parts_that_cause(reference, candidate, MARGIN * step.reference_ms)
-    by_itself, together = [part for part in judged if part.certain()], _certain_together(judged)
+    by_itself = _without_wholes([part for part in judged if part.certain()])
+    together = _without_wholes(_certain_together(judged))
     change_ms = step.ms
     if not decided:
         sign = headline_ms or step.ms
@@ -268,14 +269,17 @@ def _settings(differences: Sequence[FactDifference]) -> str:
 
 
 def _parts_that_cause(reference: Side, candidate: Side, least_ms: float) -> list[PartChange]:
-    """Return the parts that can have changed by as much, the largest change first: computation as one part, exposed
-    communication by kind and waiting or transfer, other work by name, and idle time both as one part and by place.
+    """Return the parts that can have changed by as much, the largest change first: computation as one part, other work
+    by name, idle time both as one part and by place, exposed communication by kind and waiting or transfer, and as one
+    part where most of its change is not waiting.
     """
     candidates = []
     for part in changes(reference, candidate, 1):
         depth = {EXPOSED: 3, OUTSIDE: 2, IDLE: 2}.get(part.words[0], 1)
-        candidates += changes(reference, candidate, depth, part.words) if depth > 1 else []
-        candidates += [part] if depth == 1 or part.words == (IDLE,) else []
+        below = changes(reference, candidate, depth, part.words) if depth > 1 else []
+        waiting_ms = sum(change.ms for change in below if change.words[-1] == WAITING)
+        is_one = depth == 1 or (part.words[0] != OUTSIDE and abs(waiting_ms) < MOST * abs(part.ms))
+        candidates += [*below, *([part] if is_one else [])]
     judged = []
     for part in sorted(candidates, key=lambda part: -abs(part.ms)):
         if max(part.reference_ms, part.candidate_ms) >= least_ms:
@@ -296,6 +300,14 @@ def _apart(parts: Sequence[PartChange]) -> list[PartChange]:
         if not any(map(part.overlaps, apart)):
             apart.append(part)
     return apart
+
+
+def _without_wholes(parts: Sequence[PartChange]) -> list[PartChange]:
+    """Return parts without exposed communication as one where others are parts of it and make most of its change: a
+    strategy changes kinds, of which none need be certain, in place of each other.
+    """
+    below_ms = sum(part.ms for part in parts if part.words[0] == EXPOSED and len(part.words) > 1)
+    return [part for part in parts if part.words != (EXPOSED,) or below_ms / part.ms < MOST]
 
 
 def _certain_together(parts: Sequence[PartChange]) -> list[PartChange]:
