@@ -15,7 +15,7 @@ from aorta.autopsy.evidence import Verdict
 from aorta.documents import ABSENT, known
 from aorta.documents.explanations import Account, ExposedBreakdown, Finding, RankTimes, Stragglers, WhatIf
 from aorta.documents.kernels import TraceEntries, TraceEntry
-from aorta.documents.metrics import NOT_SHOWN
+from aorta.documents.metrics import NOT_SHOWN, SHOWN_FIRST
 from aorta.records.schema import InstrumentMode
 
 MeasuredFrom: TypeAlias = Literal["marks", "kernels"]
@@ -370,6 +370,16 @@ class DatasetEntry(msgspec.Struct, kw_only=True):
         ratio, pace = self.described.get("overlap_ratio"), known(self.pace)
         by_kernels = ratio is not None and ratio.source == "kernels" and pace is not None and pace.calibration
         return (by_kernels.steps if by_kernels else self.steps.global_steps_used) < MEDIAN_STEPS
+
+    @property
+    def shows_means(self) -> bool:
+        """Whether what is shown first are values over all steps: these are few, and no metric has only a median or
+        bounds.
+        """
+        first = [self.described[name] for name in SHOWN_FIRST if name in self.described]
+        return self.few_steps and not any(
+            metric.over_all is None and (metric.bounds or metric.median is not None) for metric in first
+        )
 
     @property
     def shown_launch(self) -> str | None:

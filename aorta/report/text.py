@@ -87,7 +87,7 @@ def _of_run(label: str, entry: DatasetEntry, notes: Sequence[str], style: Style)
     answers = stuck or [result_of(entry, TEXT) if entry.count else f"nothing to measure: {entry.reason}"]
     blocks = [(0, led(f"{label}:", answers[0], style))]
     if entry.count:
-        middle = "over_all" if entry.few_steps else "median"
+        middle = "over_all" if entry.shows_means else "median"
         blocks.append((0, measured_over(entry, TEXT) + ("" if entry.launches else f" of {entry.source.path}")))
         metrics = run_tables.metrics_table(label, entry)
         rows = {row["metric"]: row for row in metrics.rows}

@@ -14,6 +14,7 @@ import pytest
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.headline import alerts
 from aorta.documents.comparison import FactDifference
+from aorta.documents.dataset import Ends
 from aorta.documents.formatting import PAGE
 from aorta.documents.metrics import NOT_SHOWN, SHOWN_FIRST
 from aorta.read.record import load_run
@@ -178,6 +179,20 @@ def test_an_axis_of_sizes_has_round_ones_in_one_notation(least, most, ticks):
 def test_a_single_run_is_headed_by_its_result(run_of, comm, hidden, ranks, word, cards):
     found = verdict_of(summarize(subjects({"x": run_of("x", *[metrics(20, 10, comm, hidden)] * 4, ranks=ranks)})))
     assert (found.word, [card.name for card in found.cards]) == (word, cards)
+
+
+@pytest.mark.parametrize(("least", "said"), [(0.2, "20 % to 60 % of communication hidden"), (0.0, "Overlap not known")])
+def test_what_few_steps_bound_is_shown_as_it_is_headed(run_of, tmp_path, least, said):
+    alone = summarize(subjects({"a": run_of("a", *[metrics(40, 10, 10, 2)] * 2)}))
+    for name in ("overlap_ratio", "exposed_comm_ms"):
+        entry = alone.datasets["a"].metrics[name]
+        entry.value = entry.median = entry.mean = entry.ratio_of_sums = entry.p5 = entry.p95 = None
+        entry.bounds, entry.reason = Ends(least, 0.6 if least else 1.0), "rows are lost"
+    text = brief_text(alone, [tmp_path / "summary.json"], {"a": []})
+    assert text.startswith(f"a: {said}")
+    assert "\nmedians of 2 steps" in text
+    (row,) = (line for line in text.splitlines() if line.startswith("overlap_ratio "))
+    assert ("20 % to at most 60 %" if least else "at most 100 %") in row
 
 
 @pytest.mark.parametrize(

@@ -136,8 +136,9 @@ def result_of(entry: DatasetEntry, form: NumberFormat = PAGE) -> str:
     if hidden is not None:
         parts.append(f"{rough_percent(hidden).replace(' %', f'{form.space}%')} of communication hidden")
     elif ratio is not None and ratio.bounds:
-        ends = dict.fromkeys(form.percent(end, 0) for end in (ratio.bounds.at_least, ratio.bounds.at_most))
-        parts.append(f"{' to '.join(ends)} of communication hidden")
+        ends = [*dict.fromkeys(form.percent(end, 0) for end in (ratio.bounds.at_least, ratio.bounds.at_most))]
+        if ends != [form.percent(end, 0) for end in (0.0, 1.0)]:  # which says nothing
+            parts.append(f"{' to '.join(ends)} of communication hidden")
     if exposed is not None:
         step = "" if length is None else f" in a step of {form.quantity(length, 'ms')}"
         parts.append(f"{form.quantity(exposed, 'ms')} exposed{step}")
@@ -146,7 +147,7 @@ def result_of(entry: DatasetEntry, form: NumberFormat = PAGE) -> str:
 
 def measured_over(entry: DatasetEntry, form: NumberFormat = PAGE) -> str:
     """Return what the numbers of a run rest on: `medians of 7 steps on 2 ranks`; of a set, also which launch it is."""
-    of = f"{MEANS if entry.few_steps else 'medians'} of {form.steps_used(entry)}"
+    of = f"{MEANS if entry.shows_means else 'medians'} of {form.steps_used(entry)}"
     if (line := sampling_line(entry)) is not None:
         of += f" ({line})"
     if entry.shown_launch is None:
