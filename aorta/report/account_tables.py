@@ -206,7 +206,7 @@ _SLOWDOWNS: Final = (
     _shown("alone_median_ms", "alone", tip="median"),
     _shown("overlapped_median_ms", "overlapped", tip="median"),
     _shown("slowdown", unit="ratio", tip="median overlapped / median alone - 1"),
-    _shown("excess_ms", "excess", tip="time of overlapped kernels beyond the median alone", drop=2),
+    _shown("excess_ms", "excess", tip="difference of the medians, for all overlapped kernels together", drop=2),
 )
 _LATE: Final = "gaps that ended with a kernel launched after the one before it had ended"
 _GAPS: Final = (

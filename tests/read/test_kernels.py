@@ -101,6 +101,13 @@ TOO_FEW = "{} alone and {} overlapped; at least 6 of each are needed"
     ("rows", "counts", "slower", "reason"),
     [
         ([*gemms(6, 0, 400), *gemms(7, 100_000, 500), COVER], (6, 7, 0), (0.25, 7 * 100e-6), None),
+        # A larger shape beside it, alone and overlapped alike: nothing became slower.
+        (
+            [*gemms(8, 0, 400), *gemms(3, 20_000, 900), *gemms(8, 100_000, 400), *gemms(3, 120_000, 900), COVER],
+            (11, 11, 0),
+            (0, 0),
+            None,
+        ),
         ([*gemms(FEWEST - 1, 0, 400), *gemms(7, 100_000, 500), COVER], (5, 7, 0), None, TOO_FEW.format(5, 7)),
         # [900, 1000) touches the first kernel for 100 of its 400 ns.
         ([*gemms(8, 600, 400), row(COMM, 900, 1000, kind="allreduce")], (7, 0, 1), None, TOO_FEW.format(7, 0)),

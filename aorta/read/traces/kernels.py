@@ -243,8 +243,8 @@ _HALF: Final = 2
 
 def slowdowns(trace: Trace) -> list[SlowdownEntry]:
     """Return all kernels of class compute, in the order of `largest_first`. `slowdown` is overlapped median / alone
-    median - 1; `excess_ms` is what the overlapped kernels together took beyond the median of those alone. Where they
-    are None, `reason` says why.
+    median - 1; `excess_ms` is the difference of the medians times the overlapped kernels: their sum is larger where a
+    name has shapes of several sizes. Where they are None, `reason` says why.
     """
     compared: list[SlowdownEntry] = []
     for rank, device, here in _devices(trace):
@@ -267,7 +267,7 @@ def slowdowns(trace: Trace) -> list[SlowdownEntry]:
                 reason = "kernels alone have no length"
             elif medians[1] is not None:
                 slower = medians[1] / medians[0] - 1
-                excess_ms = float(busy.sum()) / 1e6 - len(busy) * medians[0]
+                excess_ms = len(busy) * (medians[1] - medians[0])
             compared.append(
                 SlowdownEntry(
                     rank=rank,
