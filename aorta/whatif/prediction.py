@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from itertools import repeat
 from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
@@ -423,11 +424,16 @@ def _busiest_link_ns(program: RunProgram) -> Ints:
     """Return for how long the busiest link of each step transfers."""
     busiest_ns = np.zeros(len(program.steps), np.int64)
     for index, step in enumerate(program.steps):
-        for column in range(step.cost_ns.shape[1]):
+        costs_ns = step.cost_ns.T
+        # Where a collective costs the same on all ranks, ranks of one layout have the same links.
+        ranks = (
+            zip(step.layouts, costs_ns, strict=True) if len(costs_ns) > 1 else zip({*step.layouts}, repeat(costs_ns[0]))
+        )
+        for layout, cost_ns in ranks:
             busy_ns: dict[object, int] = defaultdict(int)
-            for position, issued in enumerate(program.layouts[step.layouts[column]].issued):
+            for position, issued in enumerate(program.layouts[layout].issued):
                 # Without a link it waits for no other: it can run beside all of them.
                 link = ("alone", position) if issued.link is None else issued.link
-                busy_ns[link] += int(step.cost_ns[position, column])
+                busy_ns[link] += int(cost_ns[position])
             busiest_ns[index] = max(busiest_ns[index], *busy_ns.values(), 0)
     return busiest_ns

@@ -201,6 +201,16 @@ def test_collectives_that_wait_for_no_other_overlap_each_other_perfectly():
     assert gained_ns(made)["perfect overlap"] == 10  # either takes 100, beside the other and the own time
 
 
+def test_the_busiest_link_may_be_any_rank_s_where_a_collective_costs_the_same_on_all():
+    def pair(ranks: tuple[int, int], link: int | None) -> list[list[object]]:
+        return [[10, *[issue(ranks=ranks, group="tp", link=link)] * 2, Wait(0), Wait(1)]] * 2
+
+    for links in ((None, 0), (0, None)):
+        made = program([*pair((0, 1), links[0]), *pair((2, 3), links[1])], [100, 100])
+        assert step_ns(made) == 210
+        assert gained_ns(made)["perfect overlap"] == 10
+
+
 def test_ranks_that_do_different_things_are_followed_one_by_one():
     first = [10, issue(group="pair"), Wait(0), issue("allgather", ranks=(0, 1, 2), group="all", link=1), Wait(1)]
     third = [500, issue("allgather", ranks=(0, 1, 2), group="all", link=1), Wait(0)]
