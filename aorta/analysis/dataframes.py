@@ -131,12 +131,12 @@ FRAME_ROWS = 1 << 17
 def iter_collectives(run: Run, steps: tuple[int, int] | None = None, rows: int = FRAME_ROWS) -> Iterator[pd.DataFrame]:
     """Yield the collectives of a run in frames, in order of global step, each by rank, then order of issue.
 
-    Columns: `rank`, `global_step`, `warmup`; those of `records.schema.Collective`, of which the `_ns` offsets count
-    from the start of the rank's own step; `duration_ms` and `queued_ms` (NaN where an end was not seen); and what is
-    known only across ranks: `members` (the group's ranks, None when unknown) and `group_size`, `instance` (rows of one
-    instance are the same collective on different ranks; numbering continues from frame to frame), `transfer_ms`,
-    `wait_ms`, `arrival_skew_ms`, `arrival_skew_bound_ms`, `algbw_gb_per_s`, `busbw_gb_per_s`, and the reasons for
-    nulls.
+    Columns: `rank`, `global_step`, `warmup` (no aggregate has its step); those of `records.schema.Collective`, of which
+    the `_ns` offsets count from the start of the rank's own step; `duration_ms` and `queued_ms` (NaN where an end was
+    not seen); and what is known only across ranks: `members` (the group's ranks, None when unknown) and `group_size`,
+    `instance` (rows of one instance are the same collective on different ranks; numbering continues from frame to
+    frame), `transfer_ms`, `wait_ms`, `arrival_skew_ms`, `arrival_skew_bound_ms`, `algbw_gb_per_s`, `busbw_gb_per_s`,
+    and the reasons for nulls.
 
     Args:
         steps: a half-open range of global steps; None: all.

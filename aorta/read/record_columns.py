@@ -39,7 +39,15 @@ from aorta.read.frames import (
     metric_columns,
 )
 from aorta.read.ledger import COMM, Gap, nulled, of_steps, resting_on
-from aorta.read.record_details import WORDS, RecordDetails, add_spans, has_bubbles, mono_ns, samples_from_text
+from aorta.read.record_details import (
+    WORDS,
+    RecordDetails,
+    add_spans,
+    has_bubbles,
+    has_copies,
+    mono_ns,
+    samples_from_text,
+)
 from aorta.read.run import COMPLETED, NO_STEPS, RankTables, Source
 from aorta.records.clocks import boot_id
 from aorta.records.progress import process_facts
@@ -227,8 +235,9 @@ class _Record:
         for row in decode_field(line, "ranges") if line.ranges else ():
             if any(not -(2**61) < value < 2**61 for value in (row.thread, row.depth, row.start_ns, row.end_ns)):
                 raise ValueError("a number in its ranges exceeds what a column holds")
-        if self.spans and has_bubbles(line):
-            decode_field(line, "active_segments")
+        for name, is_read in (("active_segments", has_bubbles(line)), ("copies", has_copies(line))):
+            if self.spans and is_read:
+                decode_field(line, name)
         if line.device:
             decode_field(line, "device")
             self.sample_lines.append(offset)

@@ -72,7 +72,7 @@ def add_spans(spans: SpanRows, lines: Sequence[Any], first: int, lanes: Sequence
         for wait in line.waits or ():
             others[Lane.WAIT].append((index, wait.enter_ns, wait.leave_ns, wait.seq))
             names[Lane.WAIT].append(("wait", wait.group, ""))
-        if line.overlap.get("copy_ms") or "d2h_gb_per_s" in line.overlap:
+        if has_copies(line):
             copies: list[Copy] = decode_field(line, "copies") or []
             for copy in copies:
                 if copy.start_ns is not None and copy.end_ns is not None:
@@ -86,6 +86,11 @@ def add_spans(spans: SpanRows, lines: Sequence[Any], first: int, lanes: Sequence
     for lane, rows_of_lane in others.items():
         step, start, end, ref = np.array(rows_of_lane, np.int64).reshape(-1, 4).T
         spans.add(lane, step, names[lane], start, end, ref)
+
+
+def has_copies(line: Any) -> bool:
+    """Return whether a step copied between host and device."""
+    return bool(line.overlap.get("copy_ms") or "d2h_gb_per_s" in line.overlap)
 
 
 def has_bubbles(line: Any) -> bool:

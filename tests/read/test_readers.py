@@ -146,3 +146,16 @@ def test_spans_of_steps_out_of_order_are_those_of_their_step(tmp_path: Path) -> 
         assert mine.lane.tolist() == [Lane.COMPUTE, Lane.AUX, Lane.HAND_OVER, Lane.WAIT, Lane.WAIT, Lane.WAIT]
         assert [spans.names[name].name for name in mine.of_lanes(Lane.WAIT).name] == ["b", "a", "b"]
         assert spans.waits_known.tolist() == [True] * 3
+
+
+@pytest.mark.parametrize(("field", "overlap"), [("copies", {"copy_ms": 1.0}), ("active_segments", {"bubble_ms": 1.0})])
+def test_what_cannot_be_read_of_a_step_leaves_out_that_step_alone(tmp_path: Path, field: str, overlap: Any) -> None:
+    said = {"overlap": metrics(10, 8, 0, 0) | overlap}
+    write_rank(tmp_path, header(0, 1), [step(0, 1, number, **said) for number in range(3)])
+    record = tmp_path / "rank_0_metrics.jsonl"
+    lines = [json.loads(line) for line in record.read_text().splitlines()]
+    lines[2][field] = ["no row"]
+    record.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    tables = load_run(tmp_path, spans=True).ranks[0]
+    assert tables.steps.global_step.tolist() == [0, 2]
+    assert any(f"{record.name}:3" in problem and field in problem for problem in tables.problems)
