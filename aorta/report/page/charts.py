@@ -42,7 +42,7 @@ NUMBERS: Final = "0,0.[000000000]"
 """Of an axis: thousands apart as in the tables, never a power of ten."""
 
 
-class Model:
+class BokehModel:
     """A model of Bokeh: the name of its class, and the attributes that are not as by default; a mapping among them is a
     map of Bokeh.
     """
@@ -54,12 +54,12 @@ class Model:
         return self.attributes[name]
 
 
-def document(roots: Sequence[Model]) -> tuple[dict[str, Any], list[str]]:
+def document(roots: Sequence[BokehModel]) -> tuple[dict[str, Any], list[str]]:
     """Return the JSON of a document (`Document.from_json` of the package reads it), and the ids of `roots` in it."""
     ids: dict[int, str] = {}
 
     def encoded(item: Any) -> Any:
-        if isinstance(item, Model):
+        if isinstance(item, BokehModel):
             if item.kind == "field":
                 return {"type": "field", **item.attributes}
             if id(item) in ids:
@@ -79,7 +79,7 @@ def document(roots: Sequence[Model]) -> tuple[dict[str, Any], list[str]]:
             return [encoded(value) for value in item]
         return {"type": "number", "value": str(item)} if isinstance(item, float) and math.isnan(item) else item
 
-    config = encoded(Model("DocumentConfig", notifications=Model("Notifications")))
+    config = encoded(BokehModel("DocumentConfig", notifications=BokehModel("Notifications")))
     content = {"version": version("bokeh"), "title": "AORTA", "config": config, "roots": [*map(encoded, roots)]}
     return content, [ids[id(root)] for root in roots]
 
@@ -100,12 +100,14 @@ class Chart:
 
     title: str
     caption: str
-    model: Model
+    model: BokehModel
     dataset: int | None = None
     folded: bool = False
 
 
-def new_chart(name: str, height: int, x_label: str, y_label: str, *, log: bool = False, **ranges: Model) -> Model:
+def new_chart(
+    name: str, height: int, x_label: str, y_label: str, *, log: bool = False, **ranges: BokehModel
+) -> BokehModel:
     """Return an empty figure as wide as the page. It zooms with Ctrl and the wheel, so that a page still scrolls.
 
     Args:
@@ -113,17 +115,17 @@ def new_chart(name: str, height: int, x_label: str, y_label: str, *, log: bool =
         ranges: `x_range` and `y_range`, where they are not those of the data.
     """
     zoom = "both" if log else "width"
-    pan = Model("PanTool", dimensions=zoom)
-    wheel = Model("WheelZoomTool", dimensions=zoom, modifiers={"ctrl": True})
-    tools = [pan, Model("BoxZoomTool", dimensions=zoom), wheel, Model("ResetTool")]
-    plot = Model(
+    pan = BokehModel("PanTool", dimensions=zoom)
+    wheel = BokehModel("WheelZoomTool", dimensions=zoom, modifiers={"ctrl": True})
+    tools = [pan, BokehModel("BoxZoomTool", dimensions=zoom), wheel, BokehModel("ResetTool")]
+    plot = BokehModel(
         "Figure",
         name=name,
         height=height,
         sizing_mode="stretch_width",
         min_width=280,
         toolbar_location=None,
-        toolbar=Model("Toolbar", tools=tools, active_drag=pan, active_scroll=wheel),
+        toolbar=BokehModel("Toolbar", tools=tools, active_drag=pan, active_scroll=wheel),
         outline_line_color=None,
         background_fill_color=None,
         border_fill_color=None,
@@ -132,11 +134,11 @@ def new_chart(name: str, height: int, x_label: str, y_label: str, *, log: bool =
         lod_threshold=None,
         renderers=[],
         center=[],
-        **{"x_range": Model("DataRange1d"), "y_range": Model("DataRange1d"), **ranges},
+        **{"x_range": BokehModel("DataRange1d"), "y_range": BokehModel("DataRange1d"), **ranges},
     )
     for dimension_index, (dimension, side, label) in enumerate((("x", "below", x_label), ("y", "left", y_label))):
         kind = "Log" if log and dimension == "x" else "Linear"
-        axis = Model(
+        axis = BokehModel(
             f"{kind}Axis",
             axis_label=label or None,
             **dict.fromkeys(("axis_label_text_font", "major_label_text_font"), FONT),
@@ -146,20 +148,22 @@ def new_chart(name: str, height: int, x_label: str, y_label: str, *, log: bool =
             axis_label_text_font_style="normal",
             major_label_text_font_size="11px",
             minor_tick_line_color=None,
-            ticker=Model("BasicTicker"),
-            formatter=Model("NumeralTickFormatter", format=NUMBERS),
+            ticker=BokehModel("BasicTicker"),
+            formatter=BokehModel("NumeralTickFormatter", format=NUMBERS),
         )
-        plot.attributes |= {side: [axis], f"{dimension}_scale": Model(f"{kind}Scale")}
-        plot["center"].append(Model("Grid", dimension=dimension_index, axis=axis, grid_line_color=GRID))
+        plot.attributes |= {side: [axis], f"{dimension}_scale": BokehModel(f"{kind}Scale")}
+        plot["center"].append(BokehModel("Grid", dimension=dimension_index, axis=axis, grid_line_color=GRID))
     return plot
 
 
-def source(columns: Mapping[str, Any], name: str | None = None) -> Model:
+def source(columns: Mapping[str, Any], name: str | None = None) -> BokehModel:
     """Return columns that glyphs draw; a script of the page finds them by their name."""
-    return Model("ColumnDataSource", data=dict(columns), name=name)
+    return BokehModel("ColumnDataSource", data=dict(columns), name=name)
 
 
-def draw(plot: Model, glyph: str, columns: Model, owner: tuple[int, str] | None = None, /, **properties: Any) -> Model:
+def draw(
+    plot: BokehModel, glyph: str, columns: BokehModel, owner: tuple[int, str] | None = None, /, **properties: Any
+) -> BokehModel:
     """Draw a glyph of Bokeh; a property that is the name of a column takes its values.
 
     Args:
@@ -168,15 +172,15 @@ def draw(plot: Model, glyph: str, columns: Model, owner: tuple[int, str] | None 
     """
     for key, value in properties.items():
         if isinstance(value, str) and value in columns["data"]:
-            properties[key] = Model("field", field=value)
-    renderer = Model("GlyphRenderer", data_source=columns, glyph=Model(glyph, **properties))
+            properties[key] = BokehModel("field", field=value)
+    renderer = BokehModel("GlyphRenderer", data_source=columns, glyph=BokehModel(glyph, **properties))
     if owner is not None:
         renderer.attributes |= {"tags": [f"dataset-{owner[0]}"], "name": owner[1]}
     plot["renderers"].append(renderer)
     return renderer
 
 
-def hover(plot: Model, renderers: Sequence[Model], *lines: tuple[str, str], mode: str = "mouse") -> None:
+def hover(plot: BokehModel, renderers: Sequence[BokehModel], *lines: tuple[str, str], mode: str = "mouse") -> None:
     """Show `lines` where the pointer is. Names of columns only: Bokeh escapes what a column holds. The page's styles
     hold for the text, as a tooltip is a child of its body.
     """
@@ -184,7 +188,7 @@ def hover(plot: Model, renderers: Sequence[Model], *lines: tuple[str, str], mode
         f'<div><span style="color: var(--quiet)">{label}</span> {value}</div>' if label else f"<div>{value}</div>"
         for label, value in lines
     )
-    tool = Model("HoverTool", renderers=[*renderers], tooltips=text, mode=mode, point_policy="follow_mouse")
+    tool = BokehModel("HoverTool", renderers=[*renderers], tooltips=text, mode=mode, point_policy="follow_mouse")
     plot["toolbar"]["tools"].append(tool)
 
 
@@ -195,7 +199,9 @@ def launch_charts(comparison: Comparison) -> list[Chart]:
     launches = comparison.launches
     if not launches or max(map(len, launches.values())) < 2:
         return []
-    plot = new_chart("launches-job_step_ms", 230, "launch of its side", "ms", y_range=Model("DataRange1d", start=0))
+    plot = new_chart(
+        "launches-job_step_ms", 230, "launch of its side", "ms", y_range=BokehModel("DataRange1d", start=0)
+    )
     plot["below"][0]["ticker"].attributes["min_interval"] = 1
     drawn = 0
     for number, side in enumerate(SIDES):
@@ -298,16 +304,16 @@ def step_charts(datasets: Mapping[str, LabelledRun]) -> list[Chart]:
     """Return charts of overlap ratio, job step and devices, all over the same steps; none of what has one step."""
     curves_by_label = {label: curves_of(dataset) for label, dataset in datasets.items()}
     charts: list[Chart] = []
-    shared = Model("DataRange1d")
+    shared = BokehModel("DataRange1d")
     for name, title, unit, caption in _CURVES:
         if not any(name in curves for curves, _ in curves_by_label.values()):
             continue
         whole = _WHOLE.get(unit)
-        heights = Model("DataRange1d", **({"start": 0} if unit == "ms" else {}))
+        heights = BokehModel("DataRange1d", **({"start": 0} if unit == "ms" else {}))
         if whole is not None:
-            heights = Model("Range1d", start=-0.03 * whole, end=1.03 * whole)
+            heights = BokehModel("Range1d", start=-0.03 * whole, end=1.03 * whole)
         plot = new_chart(f"steps-{name}", 190, "", unit, x_range=shared, y_range=heights)
-        plot["below"][0].attributes["ticker"] = Model("BasicTicker", min_interval=1)
+        plot["below"][0].attributes["ticker"] = BokehModel("BasicTicker", min_interval=1)
         for number, (label, (curves, throttled)) in enumerate(curves_by_label.items()):
             if name not in curves:
                 continue
@@ -350,7 +356,7 @@ def comm_charts(entries: Mapping[str, DatasetEntry]) -> list[Chart]:
     """Return the bus bandwidth over the size of collectives, with its 5th to 95th percentile; empty where fewer than
     two sizes are known: the table says more of one.
     """
-    heights = Model("DataRange1d", start=0)
+    heights = BokehModel("DataRange1d", start=0)
     plot = new_chart("bandwidth", 320, "bytes of the collective", "bus bandwidth, GB/s", log=True, y_range=heights)
     sizes: list[int] = []
     for number, (label, entry) in enumerate(entries.items()):
@@ -382,8 +388,8 @@ def comm_charts(entries: Mapping[str, DatasetEntry]) -> list[Chart]:
         return []
     ticks = round_sizes(min(sizes), max(sizes))
     written = {tick: PAGE.size(tick) for tick in ticks}
-    plot["below"][0].attributes |= {"ticker": Model("FixedTicker", ticks=ticks), "major_label_overrides": written}
-    plot.attributes["x_range"] = Model("Range1d", start=ticks[0], end=ticks[-1])
+    plot["below"][0].attributes |= {"ticker": BokehModel("FixedTicker", ticks=ticks), "major_label_overrides": written}
+    plot.attributes["x_range"] = BokehModel("Range1d", start=ticks[0], end=ticks[-1])
     caption = "Median of each kind, group and size; the bar reaches from the 5th to the 95th percentile."
     return [Chart("Bandwidth over size", caption, plot)]
 
@@ -410,12 +416,14 @@ def timeline_charts(spans: Sequence[TimelineSpans], titles: Mapping[str, str]) -
     charts share one range of milliseconds. `titles`: label -> what stands above, with the launch of a set.
     """
     charts: list[Chart] = []
-    shared = Model("Range1d", start=0, end=1, name="timeline-x")
+    shared = BokehModel("Range1d", start=0, end=1, name="timeline-x")
     for number, of_label in enumerate(spans):
         if not of_label.steps:
             continue
-        plot = new_chart(f"timeline-{number}", 240, "", "", x_range=shared, y_range=Model("Range1d", start=1, end=0))
-        plot["left"][0].attributes["ticker"] = Model("FixedTicker", ticks=[])
+        plot = new_chart(
+            f"timeline-{number}", 240, "", "", x_range=shared, y_range=BokehModel("Range1d", start=1, end=0)
+        )
+        plot["left"][0].attributes["ticker"] = BokehModel("FixedTicker", ticks=[])
         plot["center"][1].attributes["grid_line_color"] = None
         plot.attributes["min_border_left"] = 150
 
@@ -433,7 +441,7 @@ def timeline_charts(spans: Sequence[TimelineSpans], titles: Mapping[str, str]) -
         draw(plot, "Text", names, x="x", y="y", text="text", **text)
         for bars in (ran, waited):  # a tap chooses a collective, and must not fade the others
             bars.attributes |= {"selection_glyph": None, "nonselection_glyph": None}
-        tap = Model("TapTool", renderers=[ran])
+        tap = BokehModel("TapTool", renderers=[ran])
         plot["toolbar"]["tools"].append(tap)
         plot["toolbar"].attributes["active_tap"] = tap
         rows = [("rank", "@rank"), ("", "@what"), ("start", "@begin"), ("length", "@took"), ("", "@more")]
@@ -444,6 +452,6 @@ def timeline_charts(spans: Sequence[TimelineSpans], titles: Mapping[str, str]) -
     return charts
 
 
-def _boxes(plot: Model, number: int, name: str, tips: Sequence[str] = (), /, **look: Any) -> Model:
+def _boxes(plot: BokehModel, number: int, name: str, tips: Sequence[str] = (), /, **look: Any) -> BokehModel:
     columns = source({key: [] for key in (*_BOX, *tips)}, f"timeline-{name}-{number}")
     return draw(plot, "Quad", columns, **{key: key for key in _BOX}, **look)
