@@ -109,7 +109,7 @@ def test_axes_have_round_numbers(low, high, whole, written):
 
 
 # What a colour becomes to somebody without one kind of cones: Machado, Oliveira, Fernandes, "A Physiologically-based
-# BokehModel for Simulation of Color Vision Deficiency", IEEE TVCG 15(6), 2009, table for severity 1.0 (on linear RGB).
+# Model for Simulation of Color Vision Deficiency", IEEE TVCG 15(6), 2009, table for severity 1.0 (on linear RGB).
 VISIONS = {
     "normal": ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
     "protanopia": ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216), (-0.003882, -0.048116, 1.051998)),
