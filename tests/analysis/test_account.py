@@ -213,6 +213,22 @@ def test_idle_time_changed_at_a_place_or_where_it_is_spread_over_many_as_a_whole
     assert [below.name for below in idle.parts if below.cause] == ["data .. forward"]
 
 
+def test_exposed_communication_is_a_cause_as_a_whole_where_it_moves_between_kinds():
+    gather, scatter = ((EXPOSED, kind, TRANSFER) for kind in ("allgather", "reducescatter"))
+    reference = launches(STEP)
+    candidate = launches({**STEP, SEND: 0.0, WAIT: 0.0, OPTIMIZER: 16.0}, seed=1)
+    longer(candidate, gather, (5, 35, 8, 33))  # none of its kinds is certain to have changed, and their sum is
+    longer(candidate, scatter, (35, 5, 32, 7))
+    found = compare_accounts(reference, candidate)
+    assert named(found) == ["exposed communication"]
+    assert [part.name for part in found.parts if part.cause] == [EXPOSED]
+    # What is suffered is no cause, whether its kind is certain or not.
+    waits = launches({**STEP, SEND: 0.0, WAIT: 0.0, OPTIMIZER: 16.0}, seed=1)
+    longer(waits, (EXPOSED, "allgather", WAITING), (5, 35, 8, 33))
+    longer(waits, (EXPOSED, "reducescatter", WAITING), (35, 5, 32, 7))
+    assert EXPOSED not in " ".join(named(compare_accounts(reference, waits)))
+
+
 def test_a_part_is_certain_where_the_step_is_not_and_may_have_the_other_sign():
     reference, candidate = launches({**STEP, SEND: 41.0}), launches({**STEP, OPTIMIZER: 29.0, SEND: 41.0}, seed=1)
     longer(candidate, SEND, (-40, 0, -40, -30))
