@@ -39,7 +39,7 @@ from aorta.analysis.causes import compare_accounts
 from aorta.analysis.compare.launch_set import MOST, drift_inflation, read_subjects
 from aorta.analysis.compare.rank_tests import LEAST_LAUNCHES
 from aorta.analysis.compare.verdict import Rules
-from aorta.analysis.findings import stragglers_of
+from aorta.analysis.stragglers import stragglers_of
 from aorta.documents.comparison import AccountChange
 from aorta.documents.dataset import DatasetEntry
 from aorta.read.engines import Local

@@ -19,8 +19,9 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from aorta.analysis.cautions import alerts
 from aorta.analysis.compare.verdict import ALL, NOT_TESTED, Rules
-from aorta.analysis.headline import NOT_ALIKE, alerts, headline, numbers, verdict_label
+from aorta.analysis.headline import NOT_ALIKE, headline, numbers, verdict_label
 from aorta.command_line import shown_path
 from aorta.documents import as_json, known
 from aorta.documents.comparison import SIDES, Comparison, Effect

@@ -12,10 +12,11 @@ from operator import itemgetter
 from typing import Any, Final
 
 from aorta.analysis.aggregate import NO_PIPELINE, LabelledRun
+from aorta.analysis.cautions import cutoff_line, sampling_line
 from aorta.analysis.compare.run_comparison import NOT_USED
 from aorta.analysis.compare.verdict import NOT_COMPARABLE, NOT_SETTLED, NOT_TESTED, SHIFTED, is_comparable
 from aorta.analysis.devices import device_line
-from aorta.analysis.headline import cutoff_line, sampling_line, verdict_label
+from aorta.analysis.headline import verdict_label
 from aorta.documents import as_json, known
 from aorta.documents.comparison import SIDES, ComparedMetric, Comparison, Effect, MetricDefinition
 from aorta.documents.dataset import MEANS, DatasetEntry

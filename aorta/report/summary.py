@@ -21,12 +21,13 @@ import msgspec
 from aorta.analysis.account import account_of, as_document, rank_times
 from aorta.analysis.aggregate import aggregate
 from aorta.analysis.attribution import break_down
+from aorta.analysis.cautions import notes_of
 from aorta.analysis.compare.launch_comparison import add_account, compare_launches, refuse_mixed
 from aorta.analysis.compare.launch_set import Subject, read_subjects, selection_metrics
 from aorta.analysis.compare.run_comparison import compare, over_all
 from aorta.analysis.compare.verdict import Rules, is_comparable
 from aorta.analysis.findings import explain
-from aorta.analysis.headline import headline, notes_of, numbers, title
+from aorta.analysis.headline import headline, numbers, title
 from aorta.autopsy.report import read_autopsy
 from aorta.command_line import to_stderr
 from aorta.documents import as_json, known

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from aorta.analysis.aggregate import LabelledRun
+from aorta.analysis.cautions import alerts, autopsy_notes, notes_of
 from aorta.analysis.gate import OUTCOMES, difference_text, interval_text, outcome_text
-from aorta.analysis.headline import alerts, autopsy_notes, evidence, headline, notes_of, numbers, title
+from aorta.analysis.headline import evidence, headline, numbers, title
 from aorta.documents import known
 from aorta.documents.comparison import SIDES, Comparison, Summary
 from aorta.documents.dataset import MEANS, DatasetEntry

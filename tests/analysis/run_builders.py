@@ -11,7 +11,9 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from aorta.analysis.account import account_of
 from aorta.analysis.aggregate import LabelledRun, aggregate
+from aorta.analysis.findings import explain
 from aorta.documents.dataset import DatasetEntry
 from aorta.read.record import load_run
 from aorta.records.schema import AuxRange, Calibration, Collective, ComputeRange, Stall, Step
@@ -171,3 +173,9 @@ def dataset(
     feet = groups or [{"0": list(range(len(ranks)))}] * len(ranks)
     more = {"manifest": {"run_id": run, "world_size": world_size}, "groups": feet}
     return recorded(folder, lines.__getitem__, len(ranks), world_size, label, **more, run_id=run, parallel=parallel)
+
+
+def explained_entry(dataset: LabelledRun) -> DatasetEntry:
+    entry = aggregate(dataset)
+    explain(dataset, entry, account_of(dataset))
+    return entry

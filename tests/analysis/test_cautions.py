@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from aorta.analysis.aggregate import aggregate
-from aorta.analysis.headline import FEW_STEPS, alerts, cautions
+from aorta.analysis.cautions import FEW_STEPS, alerts, cautions
 from aorta.analysis.pace import LevelChange, level_change, slow_steps, unsettled
 from aorta.documents.dataset import DatasetEntry
 from aorta.read.frames import Floats

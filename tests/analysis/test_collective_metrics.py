@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import aorta.analysis
 from aorta.analysis import dataframes
-from aorta.analysis.collective_metrics import collective_metrics
+from aorta.analysis.collective_metrics import behind_others, collective_metrics
 from aorta.documents import as_json
 from aorta.documents.metrics import COLLECTIVE_METRIC_NAMES, busbw_factor
 from aorta.errors import InputError
@@ -333,3 +333,10 @@ def test_a_run_without_collectives_gives_an_empty_table(tmp_path):
     frame = aorta.analysis.collectives(made.run)
     assert frame.empty
     assert {"transfer_ms", "wait_ms", "busbw_gb_per_s"} <= set(frame.columns)
+
+
+@given(st.integers(2, 7), st.integers(0, 10**6))
+def test_behind_others_is_the_median_of_the_others_less_the_own(ranks, seed):
+    values = np.random.default_rng(seed).integers(0, 5, (6, ranks)).astype(float)
+    expected = [[np.median(np.delete(row, at)) - row[at] for at in range(ranks)] for row in values]
+    assert behind_others(values).tolist() == expected

@@ -13,10 +13,10 @@ import pytest
 
 from aorta import analysis
 from aorta.analysis.aggregate import LabelledRun
+from aorta.analysis.cautions import cautions
 from aorta.analysis.compare.launch_set import Launch, LaunchSet, read_subjects
 from aorta.analysis.compare.verdict import Rules
 from aorta.analysis.gate import evaluate, parse_condition
-from aorta.analysis.headline import cautions
 from aorta.analysis.pace import CONTRADICTED, MOST_UNDECIDED
 from aorta.documents import as_json, known
 from aorta.documents.comparison import Comparison, Summary

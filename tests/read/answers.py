@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from aorta.analysis.aggregate import LabelledRun, aggregate
+from aorta.analysis.cautions import alerts
 from aorta.analysis.findings import RULES
-from aorta.analysis.headline import alerts
 from aorta.documents import ABSENT, known
 from aorta.documents.metrics import JOB_STEP
 from aorta.errors import InputError

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from aorta.analysis.aggregate import LabelledRun
-from aorta.analysis.headline import alerts
+from aorta.analysis.cautions import alerts
 from aorta.documents.comparison import FactDifference
 from aorta.documents.dataset import Ends
 from aorta.documents.formatting import PAGE

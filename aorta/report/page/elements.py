@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from aorta.analysis.account import COMPUTATION, EXPOSED, HIDES, IDLE, OUTSIDE
+from aorta.analysis.cautions import autopsy_title, sampling_line
 from aorta.analysis.compare.verdict import DECIDED, SHIFTED, is_comparable
-from aorta.analysis.headline import autopsy_title, evidence, headline, numbers, sampling_line
+from aorta.analysis.headline import evidence, headline, numbers
 from aorta.analysis.pace import ONE_RANK
 from aorta.documents import known
 from aorta.documents.comparison import SIDES, AccountChange, AccountComparison, Summary

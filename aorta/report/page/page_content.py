@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from aorta.analysis.aggregate import LabelledRun, job_step_times
+from aorta.analysis.cautions import alerts, autopsy_title, diagnoses, notes_of
 from aorta.analysis.compare.verdict import is_comparable
-from aorta.analysis.headline import alerts, autopsy_title, diagnoses, notes_of
 from aorta.analysis.pace import DRAWN
 from aorta.autopsy.judge import process_label
 from aorta.autopsy.report import waiting_sentence
