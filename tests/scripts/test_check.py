@@ -8,9 +8,11 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 
 import pytest
 
+from aorta.records.progress import process_facts
 from tests.runs import environment
 from tests.scripts.conftest import ROOT, ready
 
@@ -49,6 +51,19 @@ def test_the_first_failure_ends_it_and_is_named(gate, words, fails_on, code, end
     result = gate("check", *words, STANDIN_FAIL_ON=fails_on, STANDIN_EXIT=str(code))
     assert result.code == ends
     assert said in result.err
+
+
+def test_what_is_built_meanwhile_ends_with_the_gate(gate):
+    """The first stage fails when the build of the simulated device has begun."""
+    folder, pid = gate.repo / ".venv/bin", gate.home / "pid"
+    building = f'test "$2" = tests.simulated.build && echo $$ >"{pid}" && exec sleep 60'
+    (folder / "python").write_text(f"#!/bin/sh\n{building}\n")
+    (folder / "ruff").write_text(f'#!/bin/sh\nuntil test -s "{pid}"; do sleep 0.01; done\nexit 3\n')
+    assert gate("check").code == 3
+    until = time.monotonic() + 30
+    while (process := process_facts(int(pid.read_text()))) is not None and process.state != "Z":
+        assert time.monotonic() < until
+        time.sleep(0.01)
 
 
 @pytest.mark.thorough

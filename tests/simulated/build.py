@@ -11,6 +11,7 @@ import importlib.metadata
 import importlib.util
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -94,5 +95,6 @@ def build() -> Path:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what is half built is removed
     # The library's path; or, without building it, why it cannot be had: nothing if it can.
     print((why_not() or "") if sys.argv[1:] == ["--why-not"] else build())  # noqa: T201
