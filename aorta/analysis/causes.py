@@ -31,7 +31,7 @@ from aorta.analysis.account import (
     in_words,
 )
 from aorta.documents.comparison import NOT_SET, AccountChange, AccountComparison, FactDifference
-from aorta.documents.formatting import TEXT, first_upper, json_text
+from aorta.documents.formatting import TEXT, first_upper, value_text
 
 LEVEL: Final = 0.95
 TOGETHER: Final = 0.98
@@ -262,7 +262,8 @@ def _settings(differences: Sequence[FactDifference]) -> str:
     settings = [(key, item) for key, item in of_config if key not in _NO_SETTING]
     settings = [(key, item) for key, item in settings if NOT_SET not in (item.reference, item.candidate)] or settings
     shown = [
-        f"{key} {json_text(item.reference)} -> {json_text(item.candidate)}" for key, item in settings[:_SHOWN_SETTINGS]
+        f"{key} {value_text(item.reference)} -> {value_text(item.candidate)}"
+        for key, item in settings[:_SHOWN_SETTINGS]
     ]
     more = f" and {len(settings) - len(shown)} more" if len(settings) > len(shown) else ""
     return f"Configuration: {', '.join(shown)}{more}. " if shown else ""

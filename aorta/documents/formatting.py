@@ -208,14 +208,14 @@ def first_upper(sentence: str) -> str:
     return sentence[:1].upper() + sentence[1:]
 
 
-def json_text(value: object) -> str:
+def value_text(value: object) -> str:
     """Return any JSON value as one line; strings as they are."""
     if value is None:
         return "null"
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, list):
-        return ", ".join(map(json_text, value)) or "(none)"
+        return ", ".join(map(value_text, value)) or "(none)"
     if isinstance(value, dict):
-        return ", ".join(f"{key}={json_text(item)}" for key, item in value.items()) or "(none)"
+        return ", ".join(f"{key}={value_text(item)}" for key, item in value.items()) or "(none)"
     return str(value)

@@ -21,7 +21,7 @@ from aorta.documents import as_json, known
 from aorta.documents.comparison import SIDES, ComparedMetric, Comparison, Effect, MetricDefinition
 from aorta.documents.dataset import MEANS, DatasetEntry
 from aorta.documents.explanations import WhatIf
-from aorta.documents.formatting import TEXT, is_zero, json_text
+from aorta.documents.formatting import TEXT, is_zero, value_text
 from aorta.documents.metrics import JOB_STEP, RATIO_PARTS, metric_named
 from aorta.report.tables import ON_PAGE, TERMINAL, Column, Table, text_column
 from aorta.terminal_style import mark_of
@@ -318,7 +318,7 @@ def facts_table(key: str, caption: str, sides: Mapping[str, Mapping[str, object]
     """
     rows = []
     for name in dict.fromkeys(name for facts in sides.values() for name in facts):
-        texts = {label: json_text(facts[name]) if name in facts else "(absent)" for label, facts in sides.items()}
+        texts = {label: value_text(facts[name]) if name in facts else "(absent)" for label, facts in sides.items()}
         rows.append({"": name, "differs": "yes" if len(set(texts.values())) > 1 else ""} | texts)
     columns = [text_column(name) for name in ("", *sides)]
     if mark:

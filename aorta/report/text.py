@@ -22,7 +22,7 @@ from aorta.documents import known
 from aorta.documents.comparison import SIDES, Comparison, Summary
 from aorta.documents.dataset import MEANS, DatasetEntry
 from aorta.documents.explanations import WhatIf
-from aorta.documents.formatting import TEXT, json_text
+from aorta.documents.formatting import TEXT, value_text
 from aorta.documents.kernels import TraceEntries
 from aorta.documents.metrics import JOB_STEP, SHOWN_FIRST
 from aorta.errors import InputError
@@ -127,7 +127,7 @@ def _of_comparison(comparison: Comparison, candidate: DatasetEntry, style: Style
     lines = text_lines(shown, style, only=("metric", "reference", "candidate", "change", "told"), titled=False)
     cause, account = comparison.sentence or "", account_tables.change_table(comparison)
     changed = [
-        f"{other.key.removeprefix('config.')}: {json_text(other.reference)} -> {json_text(other.candidate)}"
+        f"{other.key.removeprefix('config.')}: {value_text(other.reference)} -> {value_text(other.candidate)}"
         for other in comparison.manifest_differences
     ]
     sides = [comparison.reference, comparison.candidate]
@@ -205,7 +205,7 @@ def full_text(datasets: Mapping[str, LabelledRun], summary: Summary, files: str,
 
 def run_block(dataset: LabelledRun, entry: DatasetEntry, style: Style = PLAIN) -> str:
     """Return where a dataset came from, what it rests on, and everything wrong with it."""
-    facts = [f"  {name}: {json_text(fact)}" for name, fact in run_tables.facts_of(dataset, entry).items()]
+    facts = [f"  {name}: {value_text(fact)}" for name, fact in run_tables.facts_of(dataset, entry).items()]
     notes = [f"  ! {note}" for note in notes_of(dataset, entry)]
     return "\n".join([style.bold(dataset.label), wrapped([*facts, *notes], style.width)])
 

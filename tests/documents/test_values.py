@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aorta.documents.comparison import Effect
-from aorta.documents.formatting import PAGE, TEXT, group_title, json_text, p_value, rough_ms, rough_percent
+from aorta.documents.formatting import PAGE, TEXT, group_title, p_value, rough_ms, rough_percent, value_text
 from aorta.documents.statistics import describe, entry
 
 CASES = json.loads(Path(__file__).with_suffix(".json").read_text())
@@ -19,7 +19,7 @@ WAYS = ("size", "number", "count", "quantity", "percent", "effect")
 DOORS = {
     **{f"{name}.{way}": getattr(medium, way) for name, medium in (("TEXT", TEXT), ("PAGE", PAGE)) for way in WAYS},
     "interval": lambda *effect: PAGE.interval(Effect(*effect)),
-    **{each.__name__: each for each in (rough_ms, rough_percent, p_value, json_text)},
+    **{each.__name__: each for each in (rough_ms, rough_percent, p_value, value_text)},
 }
 
 

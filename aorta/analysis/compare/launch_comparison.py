@@ -56,7 +56,7 @@ from aorta.documents.comparison import (
     LaunchOrderFacts,
 )
 from aorta.documents.dataset import CollectiveEntry
-from aorta.documents.formatting import TEXT, first_upper, json_text
+from aorta.documents.formatting import TEXT, first_upper, value_text
 from aorta.errors import InputError
 
 _ONE_SIDE: Final = ("header.", LIBRARY, "config.parallel.", "config.fabric.", "config.instrument.")
@@ -79,7 +79,7 @@ def refuse_mixed(side: LaunchSet, rules: Rules) -> None:
         return
     folders: dict[str, list[str]] = {}
     for launch in side.launches:
-        values = [f"{key.removeprefix('config.')}={json_text(launch.facts.get(key, NOT_SET))}" for key in keys[:_FEW]]
+        values = [f"{key.removeprefix('config.')}={value_text(launch.facts.get(key, NOT_SET))}" for key in keys[:_FEW]]
         values += [f"{len(keys) - _FEW} more"] if len(keys) > _FEW else []
         folders.setdefault(", ".join(values), []).append(str(launch.path))
     listed = "".join(f"\n  {', '.join(paths)}: {values}" for values, paths in folders.items())

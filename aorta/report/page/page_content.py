@@ -26,7 +26,7 @@ from aorta.command_line import rounded_time
 from aorta.documents import known
 from aorta.documents.comparison import Summary
 from aorta.documents.dataset import DatasetEntry
-from aorta.documents.formatting import first_upper, json_text
+from aorta.documents.formatting import first_upper, value_text
 from aorta.documents.metrics import HOST_BOUND
 from aorta.read.record import config_of
 from aorta.records.files import NOT_UTF8
@@ -274,7 +274,7 @@ def assemble(
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, loader=loader
     )
-    environment.filters |= {"shown": json_text, "cells": page_table}
+    environment.filters |= {"shown": value_text, "cells": page_table}
     text = environment.get_template(template).render(
         **context,
         version=__version__,
