@@ -339,8 +339,9 @@ def differences_table(comparison: Comparison) -> Table:
 
 def definitions_table(definitions: Mapping[str, MetricDefinition]) -> Table:
     """Return what each metric is."""
-    rows = [{"metric": name, "better": "neither"} | as_json(definition) for name, definition in definitions.items()]
-    columns = [text_column(key) for key in ("metric", "unit", "better", "definition")]
+    rows = [{"metric": name} | as_json(definition) for name, definition in definitions.items()]
+    better = text_column("better", of=lambda row: row["better"] or "neither")
+    columns = [text_column("metric"), text_column("unit"), better, text_column("definition")]
     return Table("definitions", "What each metric is", columns, rows)
 
 

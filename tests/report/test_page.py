@@ -21,7 +21,7 @@ from aorta.read.record import load_run
 from aorta.records.schema import Step
 from aorta.report.page.charts import NUMBERS, Chart, new_chart, round_sizes
 from aorta.report.page.elements import verdict_of
-from aorta.report.run_tables import comparison_table
+from aorta.report.run_tables import comparison_table, definitions_table
 from aorta.report.summary import summarize
 from aorta.report.tables import page_table
 from aorta.report.text import brief_text
@@ -103,6 +103,12 @@ def test_its_numbers_are_those_of_the_summary(written):
     for name, told in summary.metrics.items():
         assert name in text
         assert " ".join(told.definition.split()) in text
+
+
+def test_a_metric_is_better_lower_higher_or_neither(summary):
+    better = [row[2].text for row in page_table(definitions_table(summary.metrics)).rows]
+    assert better == [definition.better or "neither" for definition in summary.metrics.values()]
+    assert set(better) == {"lower", "higher", "neither"}
 
 
 def test_the_verdict_comes_first_with_what_it_rests_on(written):
