@@ -292,22 +292,19 @@ class RankAlignment:
     def __init__(self, clock: RankClock | None, align: Align, shift_ns: int = 0, *, one_host: bool = False) -> None:
         self.clock, self.one_host = clock, one_host
         self._align, self._shift_ns = align, shift_ns
-        self._injected = None if clock is None else clock.injected
         self._known = clock if clock is not None and clock.known else None
         self.aligned = align == "start_profile" or (align == "clock" and (self._known is not None or one_host))
 
     def to_reference(self, own_ns: int) -> int:
         """Correct `own_ns`, a time of the host's clock. A skew injected for tests (`clock.fake_*`) is applied first."""
-        shown = own_ns if self._injected is None else self._injected.shown(own_ns)
+        shown = own_ns if self.clock is None else self.clock.shown_ns(own_ns)
         if self._align == "start_profile":
             return shown + self._shift_ns
         return shown if self._align == "none" or self._known is None else self._known.to_reference(shown)
 
     def bound_ns(self, own_ns: int) -> int | None:
         """Bound on the error of the clock itself at that time, by whatever method it is aligned; None if unknown."""
-        if self._known is None:
-            return None
-        return self._known.bound_ns(own_ns if self._injected is None else self._injected.shown(own_ns))
+        return None if self._known is None else self._known.bound_ns(self._known.shown_ns(own_ns))
 
     def move(self, event: Event, base_ns: int, new_base_ns: int) -> int | None:
         """Move `event` to the reference clock, in place. Both ends are corrected and the duration is their distance, so

@@ -110,6 +110,10 @@ class RankClock(msgspec.Struct, frozen=True, dict=True):
             return None
         return float(Fraction(self.start.bound_ns + self.end.bound_ns, self.end.at_ns - self.start.at_ns) * PPM)
 
+    def shown_ns(self, host_ns: int) -> int:
+        """Return what this clock shows at a time of its host: that time, unless a skew is injected for tests."""
+        return host_ns if self.injected is None else self.injected.shown(host_ns)
+
     def to_reference(self, own_ns: int) -> int:
         """Return the reference rank's clock at the instant this rank's clock shows `own_ns`. Never changes an order.
 
@@ -122,14 +126,12 @@ class RankClock(msgspec.Struct, frozen=True, dict=True):
         return own_ns - sample.offset_ns - round(self._slope * (own_ns - sample.at_ns))
 
     def correction_ns(self, host_ns: int) -> int:
-        """Return what to add to a time of this rank's host to have the reference rank's. A skew injected for tests is
-        applied first.
+        """Return what to add to a time of this rank's host to have the reference rank's.
 
         Raises:
             ValueError: nothing was measured.
         """
-        shown = host_ns if self.injected is None else self.injected.shown(host_ns)
-        return self.to_reference(shown) - host_ns
+        return self.to_reference(self.shown_ns(host_ns)) - host_ns
 
     def bound_ns(self, own_ns: int) -> int | None:
         """Return the largest error of `to_reference(own_ns)` at constant drift; None (unknown) unless measured twice.

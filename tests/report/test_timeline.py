@@ -14,7 +14,7 @@ import pytest
 from aorta.analysis.aggregate import LabelledRun
 from aorta.read.record import load_run
 from aorta.read.traces.load import load_traces
-from aorta.records.clocks import CLOCK_SYNC_FILE, ClockSync, OffsetSample, RankClock, encode
+from aorta.records.clocks import CLOCK_SYNC_FILE, ClockSync, Injected, OffsetSample, RankClock, encode
 from aorta.records.schema import Step
 from aorta.report.page import charts
 from aorta.report.page import timelines as timeline
@@ -141,6 +141,16 @@ def test_a_collective_ends_at_one_place_on_ranks_whose_clocks_are_known(
     assert found.windows["length"] == pytest.approx([12, 8])
     np.testing.assert_allclose(found.windows["bound"], bounds)
     assert said in found.clock
+
+
+def test_the_bound_of_a_clock_with_an_injected_skew_is_that_at_the_time_it_shows(tmp_path):
+    run = skewed(tmp_path, (HOST, OTHER), 7_000.0, 0.25).run
+    measured, start_ns = run.clocks[1], int(run.ranks[1].steps.t_start_ns[0])
+    ends = [OffsetSample(start_ns + at * 10**9, 0, 0, bound_ns, 32) for at, bound_ns in ((0, 0), (1, MS))]
+    replaced = msgspec.structs.replace(measured, start=ends[0], end=ends[1], injected=Injected(10**9, 0.0, 0))
+    run.clocks[1] = replaced  # which is a second ahead
+    starts, _ = timeline.windows(run, 0, [0, 1])
+    assert starts[1][2] == 1.0
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,7 @@ def windows(run: Run, global_step: int, ranks: Iterable[int]) -> tuple[dict[int,
     elif len(clocks) == len(indices):
         wall = {rank: int(steps[rank].t_start_ns[index]) for rank, index in indices.items()}
         starts = {rank: wall_ns + clocks[rank].correction_ns(wall_ns) for rank, wall_ns in wall.items()}
-        bounds_ns = {rank: clocks[rank].bound_ns(wall_ns) for rank, wall_ns in wall.items()}
+        bounds_ns = {rank: clocks[rank].bound_ns(clocks[rank].shown_ns(wall_ns)) for rank, wall_ns in wall.items()}
         bounds = {rank: np.nan if bound is None else bound / NS_PER_MS for rank, bound in bounds_ns.items()}
         error = (
             "their error is not known" if None in bounds_ns.values() else f"known to {rough_ms(max(bounds.values()))}"
