@@ -5,7 +5,9 @@ how ranks that know nothing of each other's training agree on a step behind whic
 from __future__ import annotations
 
 import gc
+import inspect
 import logging
+import re
 import sys
 import threading
 from unittest.mock import Mock
@@ -19,6 +21,7 @@ import aorta
 from aorta.errors import InputError, PeerFailed
 from aorta.read.locations import load_source
 from aorta.recording import meeting, zero_lines
+from aorta.recording.injected import sitecustomize
 from aorta.recording.meeting import Meeting, announce
 from aorta.recording.open_recording import Recording
 from aorta.report.summary import write_report
@@ -132,6 +135,10 @@ def test_a_caught_exit_is_not_how_the_program_ended(script, code, noted):
     )
     done = finished([sys.executable, "-c", program], own=environment(PYTHONPATH=str(ROOT)))
     assert (done.returncode, done.stdout.split()[-1]) == (code, str(noted)), done.stderr
+
+
+def test_every_module_that_is_watched_is_patched():
+    assert set(re.findall('case "(.+)":', inspect.getsource(zero_lines.patch))) == sitecustomize._WATCHED
 
 
 def test_the_report_explains_why_nothing_is_recorded(zero, monkeypatch, tmp_path):
