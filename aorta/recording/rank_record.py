@@ -14,7 +14,6 @@ import os
 import signal
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
@@ -222,7 +221,6 @@ def open_ring(folder: RunFolder, topology: Topology, warmup_steps: int, settings
                 boot_id=boot_id(),
                 run_id=folder.run_id,
                 attempt=folder.attempt,
-                opened_ns=time.perf_counter_ns(),
                 warmup_steps=warmup_steps,
                 main_thread=threading.get_ident() if meeting is None else meeting.trains_in,
                 stack_signal=number,

@@ -86,7 +86,6 @@ class ProgressFacts(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         start_ticks: of the process, as field 22 of /proc/PID/stat; tells a process from a later one of the same pid.
         pid_namespace: in which the process has that pid; 0 where it is not known.
-        opened_ns: when the file was created.
         warmup_steps: first steps, whose pace says nothing about later ones.
         main_thread: identity of the thread that trains, as faulthandler prints it.
         stack_signal: makes the rank's faulthandler write its main thread's stack; None: none is registered.
@@ -104,7 +103,6 @@ class ProgressFacts(msgspec.Struct, frozen=True, kw_only=True):
     boot_id: str
     run_id: str
     attempt: Integer
-    opened_ns: Integer
     warmup_steps: Integer
     phases: tuple[str, ...] = PHASES
     main_thread: Integer | None = None

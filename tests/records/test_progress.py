@@ -25,7 +25,7 @@ from aorta.records.schema import ClockReading
 
 def facts(rank: int = 0) -> ProgressFacts:
     process = {"pid": os.getpid(), "start_ticks": start_ticks(os.getpid()), "pid_namespace": pid_namespace()}
-    run = {"host": "here", "boot_id": "boot", "run_id": "run", "attempt": 0, "opened_ns": 1, "warmup_steps": 5}
+    run = {"host": "here", "boot_id": "boot", "run_id": "run", "attempt": 0, "warmup_steps": 5}
     return ProgressFacts(rank=rank, world_size=2, local_rank=rank, **process, **run)
 
 
