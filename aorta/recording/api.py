@@ -29,7 +29,7 @@ from aorta.config.resolve import hash_of
 from aorta.config.schema import Clock, Devices, Loggers, Mode, Telemetry, Training
 from aorta.config.schema import Instrument as InstrumentSettings
 from aorta.distributed.output_folder import CHECKPOINT_DIR, RequestedConfig, occupied, prepare
-from aorta.errors import ConfigError, TracesIncomplete
+from aorta.errors import AortaError, ConfigError, TracesIncomplete
 from aorta.instrument.compute_ranges import ModuleHook
 from aorta.instrument.recorder import Recorder
 from aorta.instrument.transparent import not_compiled, observed_loading, observed_steps
@@ -50,6 +50,7 @@ from aorta.recording.meeting import joined
 from aorta.recording.open_recording import Recording
 from aorta.recording.profilers import Profiling, profiler_of
 from aorta.recording.rank_process import meet
+from aorta.recording.rank_record import exit_code_of
 from aorta.recording.recorded_run import RunRequest, RunSite, recorded_run
 from aorta.records.clocks import trace_metadata
 from aorta.records.progress import Progress
@@ -57,8 +58,6 @@ from aorta.records.schema import InstrumentMode
 from aorta.timeline.overlap import Unseen
 
 _log = logging.getLogger(__name__)
-_EXIT_UNCAUGHT, _EXIT_INTERRUPTED = 1, 130
-"""Python's exit code after an uncaught exception, and a shell's after SIGINT."""
 _one_at_a_time = threading.Lock()
 standing_aside: list[Callable[[], None]] = []
 """What ends an open recording of `aorta record`, where the program begins one of its own."""
@@ -204,6 +203,7 @@ def record(
             calibration=calibration_plan(calibration, device, mode, start_step, warmup_steps, profiled=profiled),
             watchdog=watchdog,
             profiled=profiled,
+            exit_code=_exit_code,
         )
         run = stack.enter_context(recorded_run(request, RunSite(run_folder, topology, device, peers)))
         if meeting is not None:
@@ -246,8 +246,7 @@ def record(
             run.record.complete(instrument)
         except BaseException as error:
             recording._end()
-            code, text = _ended_by(error)
-            run.record.fail(instrument, code, f"rank {topology.rank}: {text}")
+            run.record.fail(instrument, _exit_code(error), f"rank {topology.rank}: {described(error)}")
             profiler.abandon(error)  # after the footer, as it waits for files
             raise
         in_place = run.record.writer.is_in_place
@@ -257,8 +256,7 @@ def record(
         try:
             profiler.settle(run_folder)
         except TracesIncomplete as error:
-            code, text = _ended_by(error)
-            run.record.refused(code, f"rank {topology.rank}: {text}")
+            run.record.refused(_exit_code(error), f"rank {topology.rank}: {described(error)}")
             raise
         if leaving is not None:
             raise leaving
@@ -391,13 +389,6 @@ def start(folder: str | os.PathLike[str], *, model: nn.Module | Sequence[nn.Modu
     return recording
 
 
-def _ended_by(error: BaseException) -> tuple[int, str]:
-    """Return the exit code of a process that ends with `error`, and a line about it."""
-    match error:
-        case SystemExit(code=int(code)):
-            pass
-        case KeyboardInterrupt():
-            code = _EXIT_INTERRUPTED
-        case _:
-            code = _EXIT_UNCAUGHT
-    return code, described(error)
+def _exit_code(error: BaseException) -> int:
+    """Return the exit code of a program that ends with `error`: Python's own, also of errors of AORTA."""
+    return 1 if isinstance(error, AortaError) else exit_code_of(error)

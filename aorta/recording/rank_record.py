@@ -191,6 +191,20 @@ class RankRecordWriter:
             _log.error("the record ends without a footer: %s", problem)
 
 
+def exit_code_of(error: BaseException) -> int:
+    """Return the exit code of a command of AORTA that ends with `error`."""
+    match error:
+        case AortaError():
+            return error.exit_code
+        case SystemExit(code=int(code)):
+            return code
+        case SystemExit(code=None):
+            return 0
+        case KeyboardInterrupt():
+            return SIGNAL_EXIT_BASE + signal.SIGINT
+    return 1
+
+
 _watchdogs: list[subprocess.Popen[bytes]] = []
 """Of this process; each ends by itself, when the last rank of its host has."""
 
@@ -203,8 +217,18 @@ def _leave() -> None:
 
 
 @contextmanager
-def open_ring(folder: RunFolder, topology: Topology, warmup_steps: int, settings: Watchdog) -> Iterator[RingFile]:
-    """Open the rank's ring for the length of a `with` block; local rank 0 starts the watchdog of its host."""
+def open_ring(
+    folder: RunFolder,
+    topology: Topology,
+    warmup_steps: int,
+    settings: Watchdog,
+    exit_code: Callable[[BaseException], int] = exit_code_of,
+) -> Iterator[RingFile]:
+    """Open the rank's ring for the length of a `with` block; local rank 0 starts the watchdog of its host.
+
+    Args:
+        exit_code: of the process, where this error ends the block.
+    """
     with ExitStack() as stack:
         directory, ring, meeting = folder.path / PROGRESS_DIR, None, joined.get()
         try:
@@ -242,12 +266,7 @@ def open_ring(folder: RunFolder, topology: Topology, warmup_steps: int, settings
         try:
             yield ring
         except BaseException as error:
-            code = int(getattr(error, "exit_code", 1))
-            if isinstance(error, SystemExit):
-                code = error.code if isinstance(error.code, int) else int(error.code is not None)
-            elif isinstance(error, KeyboardInterrupt):
-                code = SIGNAL_EXIT_BASE + signal.SIGINT
-            ring.progress.end(code)
+            ring.progress.end(exit_code(error))
             raise
         ring.progress.end(0)
 

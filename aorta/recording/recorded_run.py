@@ -59,7 +59,7 @@ from aorta.loggers import LoggedRun, Logger
 from aorta.recording.calibration import Calibrator
 from aorta.recording.live_steps import FollowedRecord, LiveLoggers, ShownStep
 from aorta.recording.rank_process import log_to
-from aorta.recording.rank_record import RankRecordWriter, open_ring
+from aorta.recording.rank_record import RankRecordWriter, exit_code_of, open_ring
 from aorta.records.clocks import boot_id, read_clocks
 from aorta.records.progress import Progress
 from aorta.records.ring_file import RingFile
@@ -120,6 +120,7 @@ class RunRequest:
     calibration: CalibrationPlan | None = None  # None: on a CPU
     watchdog: Watchdog = field(default_factory=Watchdog)
     profiled: Callable[[int], bool] = lambda _step: False  # whether the run's own profiler is on in a global step
+    exit_code: Callable[[BaseException], int] = exit_code_of  # of the process that an error ends
 
 
 @dataclass(frozen=True)
@@ -347,7 +348,7 @@ def recorded_run(request: RunRequest, site: RunSite) -> Iterator[RecordedRun]:
         interval=settings.logger_interval,
         samples_per_step=request.samples_per_step,
     )
-    of_rank = open_ring(site.folder, topology, request.warmup_steps, request.watchdog)
+    of_rank = open_ring(site.folder, topology, request.warmup_steps, request.watchdog, request.exit_code)
     open_runs.append(request)
     try:
         with devices, live as loggers, of_rank as ring:

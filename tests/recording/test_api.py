@@ -23,9 +23,10 @@ import aorta
 from aorta.autopsy.evidence import RankExit
 from aorta.autopsy.processes import exit_in_record
 from aorta.distributed.clock_measurement import ClockSynchronisation
-from aorta.errors import ConfigError
+from aorta.errors import ConfigError, RunIncomplete
 from aorta.read.record import load_run
 from aorta.recording import api_arguments
+from aorta.records.progress import progress_files, read_progress
 from aorta.records.schema import Footer
 from tests.runs import HANGS_S, ROOT, environment, record
 
@@ -133,6 +134,7 @@ def test_optimizer_steps_are_aux_without_a_call(tmp_path, model):
         (ValueError("bad batch\nmore"), "error", 1, "rank 0: ValueError: bad batch"),
         (KeyboardInterrupt(), "error", 130, "rank 0: KeyboardInterrupt"),
         (SystemExit(3), "error", 3, "rank 0: SystemExit: 3"),
+        (RunIncomplete("half"), "error", 1, "rank 0: RunIncomplete: half"),  # Python's exit code, not `aorta train`'s
         (SystemExit(0), "completed", 0, None),
     ],
     ids=lambda value: type(value).__name__,
@@ -144,6 +146,8 @@ def test_an_exception_goes_on_and_is_written_down(tmp_path, model, error, reason
     assert caught.value is error
     end = footer(tmp_path)
     assert (end.reason, end.exit_code, end.error, end.steps_written) == (reason, code, words, 2)
+    (ring,) = progress_files(tmp_path)
+    assert read_progress(ring).state.exit_code == code
 
 
 @pytest.mark.parametrize("error", [None, ValueError("bad batch")])
