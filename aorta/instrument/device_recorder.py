@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from aorta.distributed.cuda import is_capturing
 from aorta.instrument.event_clock import HostClock, Mark, on_host
-from aorta.instrument.recorder import Recorder, Scalar, bits_of
+from aorta.instrument.recorder import Counts, Recorder, Scalar, bits_of
 from aorta.instrument.ring_rows import RingRows
 from aorta.records import ring_file as rf
 from aorta.records.ring_file import RingFile
@@ -46,10 +46,10 @@ class DeviceRecorder(Recorder):
         ring: RingFile,
         interceptor: NativeInterceptor | PythonInterceptor,
         clock: HostClock,
-        issued_by_backends: Callable[[], dict[int, int | None]],
+        counts: Counts,
         sink: Callable[[Step], None],
     ) -> None:
-        super().__init__(ring, interceptor, issued_by_backends, sink)
+        super().__init__(ring, interceptor, counts, sink)
         self._clock = clock
         self._marks = interceptor.marks
         self._rows: RingRows = interceptor.rows

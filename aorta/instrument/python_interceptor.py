@@ -45,7 +45,7 @@ from aorta.instrument.operators import (
     position_of,
     position_of_group,
 )
-from aorta.instrument.recorder import StepFunctions, bits_of
+from aorta.instrument.recorder import Counts, StepFunctions, bits_of
 from aorta.instrument.ring_rows import NOWHERE, RingRows
 from aorta.records import ring_file as rf
 from aorta.records.progress import NO_PEER
@@ -120,7 +120,10 @@ class PythonInterceptor:
         self._issued: list[InFlight] = []
         self.is_open = self._has_left = False
         self._thread = self._underway = self._watched_passes = 0
-        self.own_ns = self._behind = self._ended_ns = 0
+        self.own_ns, self._index, self._observed = 0, NOWHERE, False
+        self._counts: Counts = dict
+        self._before: tuple[dict[int, int | None], int] = {}, 0
+        self._after = self._before
 
     def __call__(self, name: str, args: tuple[Any, ...], original: Original) -> Any:
         if self._has_left:
@@ -131,10 +134,10 @@ class PythonInterceptor:
         finally:
             self._add_underway(-1)
 
-    def functions(self) -> StepFunctions:
+    def functions(self, counts: Counts) -> StepFunctions:
         """As `NativeInterceptor.functions`."""
-        span = partial(_RowSpan, self)
-        return StepFunctions(self.begin, self.finish, self.close_step, span, self.rows.append, self.issued_so_far)
+        self._counts = counts
+        return StepFunctions(self.begin, self.end, partial(_RowSpan, self), self.rows.append)
 
     def open(self, device: torch.device, on_captured: Callable[[], None]) -> Interception:
         """Start intercepting; `close` of the returned object ends it. There is no graph capture on a CPU."""
@@ -162,31 +165,48 @@ class PythonInterceptor:
             self.progress.begin_step(step)
             now_ns, append = time.perf_counter_ns(), self.rows.append
             first = self.rows.count() if first == NOWHERE else first
-            index = append(rf.STEP, flags, why, now_ns, 0, step, 0, first, numbers)
+            index = self._index = append(rf.STEP, flags, why, now_ns, 0, step, 0, first, numbers)
             if lr is not None:
                 append(rf.VALUE, rf.LR, a=now_ns, x=bits_of(lr))
             if drawn is not None:
                 append(rf.NOTE, rf.DRAWN, a=drawn, b2=index)
-            self.own_ns = (self.own_ns if flags & rf.CONTINUES else 0) + time.perf_counter_ns() - began_ns
-            return index, dropped
+            self._observed = observed
+            self.own_ns = self.own_ns if flags & rf.CONTINUES else 0
+        if observed:
+            self._before = self._after if flags & rf.CONTINUES else self._counted()
+        self.own_ns += time.perf_counter_ns() - began_ns
+        return index, dropped
 
-    def finish(self) -> int:
-        """As `StepFunctions.finish`."""
+    def end(
+        self, flags: int, why: int, outside: int, more_ns: int, ranges: Callable[[], None] | None
+    ) -> tuple[int, int, int]:
+        """As `StepFunctions.end`."""
         with self._lock:
             self._taken()
-            self._ended_ns, self._behind = time.perf_counter_ns(), self.rows.count()
+            ended_ns, behind = time.perf_counter_ns(), self.rows.count()
         self.ranges.end()
-        return self._behind
-
-    def close_step(
-        self, index: int, flags: int, why: int, issued: int, outside: int, ahead_before: int, ahead: int, more_ns: int
-    ) -> tuple[int, int]:
-        """As `StepFunctions.close`."""
+        issued, ahead_before, ahead = rf.NOT_COUNTED, 0, 0
+        if self._observed:
+            (before, ahead_before), self._after = self._before, self._counted()
+            after, ahead = self._after
+            counts = [(count, before.get(group, 0)) for group, count in after.items()]
+            if all(None not in pair for pair in counts):
+                issued = sum(count - base for count, base in counts)
+        if ranges is not None:
+            ranges()
         self.progress.end_step()
-        own_ns, self.own_ns = self.own_ns + more_ns + time.perf_counter_ns() - self._ended_ns, 0
-        self.rows.append(rf.SUMMARY, flags, why, own_ns, index, issued, outside, ahead_before, ahead)
-        self.rows.end(index, 0 if self._on_device else self._ended_ns, self._behind)
-        return own_ns, self._ended_ns
+        own_ns, self.own_ns = self.own_ns + more_ns + time.perf_counter_ns() - ended_ns, 0
+        self.rows.append(rf.SUMMARY, flags, why, own_ns, self._index, issued, outside, ahead_before, ahead)
+        self.rows.end(self._index, 0 if self._on_device else ended_ns, behind)
+        return own_ns, ended_ns, behind
+
+    def _counted(self) -> tuple[dict[int, int | None], int]:
+        """Return what backends have counted, and by how few and how many collectives that may be ahead of the rows: as
+        many of their calls less as have not returned, in the upper half, and as many more as were recorded since the
+        last step ended.
+        """
+        underway = self._underway
+        return self._counts(), -underway << 32 | len(self._issued)
 
     def abandon(self) -> int:
         """Stop recording, and discard what was recorded since the last step ended; returns how many collectives."""
@@ -194,11 +214,6 @@ class PythonInterceptor:
         with self._lock:
             self.is_open = False
             return self._taken()
-
-    def issued_so_far(self, counts: Callable[[], dict[int, int | None]]) -> tuple[dict[int, int | None], int]:
-        """As `StepFunctions.issued_so_far`."""
-        underway = self._underway
-        return counts(), -underway << 32 | len(self._issued)
 
     def add_watched(self, passes: int) -> None:
         """Note that backward passes that reached what is watched begin (1) or end (-1); one may run within another, of

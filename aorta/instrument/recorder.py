@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
 
 import torch
 
@@ -21,7 +21,7 @@ from aorta.instrument.event_clock import Mark
 from aorta.instrument.ring_lines import LentRecord, RingLines
 from aorta.instrument.ring_rows import NOWHERE
 from aorta.instrument.sampling import PASSED, Sampler
-from aorta.instrument.user_marks import MOST_PER_STEP, MarksOfStep, UserMarks
+from aorta.instrument.user_marks import MOST_PER_STEP, UserMarks
 from aorta.records import ring_file as rf
 from aorta.records.ring_file import RingFile
 from aorta.records.schema import Step
@@ -52,6 +52,10 @@ class StepSpan(AbstractContextManager[None], Protocol):
     is_open: bool
 
 
+Counts: TypeAlias = Callable[[], dict[int, int | None]]
+"""Returns how many collectives the backends of each process group have counted, by its identity; None: not known."""
+
+
 class StepFunctions(NamedTuple):
     """What is called at every step, and in it; of compiled code C functions.
 
@@ -60,24 +64,18 @@ class StepFunctions(NamedTuple):
             step, epoch << 32 | step, the first row of the step or `NOWHERE`, its learning rate or None, and as one of
             how many it was drawn, or None. Returns the index of its row, and how many collectives since the last step
             are part of none.
-        finish: returns the index behind the rows of a step that ends now. What is recorded from now on is part of the
-            next one, where that continues it.
-        close: takes the fields of the SUMMARY of a step behind `finish`: the index of its row, flags, why its boundary
-            is unclear, collectives issued and outside of steps, by how many backends may be ahead before and after, and
-            AORTA's own time beside what is counted. Returns all of that time, and when the step ended.
+        end: takes flags of the SUMMARY of the step, the number of why its boundary is unclear, how many collectives
+            were issued outside of steps, AORTA's own time beside what is counted, and None or what appends the caller's
+            ranges. Returns AORTA's own time, when the step ended, and the index behind its rows. What is recorded from
+            now on is part of the next one, where that continues it.
         span: takes a kind, the number of a name, the name, `x`, and whether the phase before continues afterwards.
         append: takes the fields of any row; returns its index.
-        issued_so_far: takes a function; returns what it returns, how many collectives backends have counted, and by how
-            few and how many that may be ahead of the rows, in one word: as many calls of backends less as have not
-            returned, in the upper half, and as many more as were recorded since the last step ended.
     """
 
     begin: Callable[..., tuple[int, int]]
-    finish: Callable[[], int]
-    close: Callable[..., tuple[int, int]]
+    end: Callable[[int, int, int, int, Callable[[], None] | None], tuple[int, int, int]]
     span: Callable[..., StepSpan]
     append: Callable[..., int]
-    issued_so_far: Callable[[Callable[[], dict[int, int | None]]], tuple[dict[int, int | None], int]]
 
 
 class Scalar:
@@ -122,7 +120,7 @@ class Recorder(RingLines):
 
     Args:
         interceptor: of the collectives; one that is not open where nothing is looked at.
-        issued_by_backends: identity of each process group -> how many collectives its backend counted (R8).
+        counts: of the backends (R8).
         sink: receives finished steps in order.
         elsewhere: the record, where another process may make the lines; None: this one does.
 
@@ -143,7 +141,7 @@ class Recorder(RingLines):
         self,
         ring: RingFile,
         interceptor: NativeInterceptor | PythonInterceptor,
-        issued_by_backends: Callable[[], dict[int, int | None]],
+        counts: Counts,
         sink: Callable[[Step], None],
         elsewhere: LentRecord | None = None,
     ) -> None:
@@ -159,13 +157,10 @@ class Recorder(RingLines):
         self.outside = 0
         self.boundary: str | None = None
         self._captured, self._thread = 0, threading.get_ident()
-        self._interceptor, self._issued_by_backends = interceptor, issued_by_backends
-        functions = interceptor.functions()
-        self._begin, self._finish, self._close, self._span, self._append, self._issued_so_far = functions
+        self._interceptor = interceptor
+        self._begin, self._end, self._span, self._append = interceptor.functions(counts)
         self._is_open = self._between = False
-        self._counted: tuple[dict[int, int | None], int] = {}, 0
-        self._before, self._outside = self._counted, 0
-        self._step, self._behind = -1, 0
+        self._step, self._behind, self._outside = -1, 0, 0
         self.last_aux: StepSpan | None = None
         self._marks_ns = 0  # AORTA's own time in Python, until a step takes it
 
@@ -205,11 +200,7 @@ class Recorder(RingLines):
         if self.unseen is not None:
             flags, why = flags | self.unseen.compute * rf.BLIND, self._ring.text(self.unseen.reason)
         numbers = facts.epoch << 32 | facts.step
-        begun = self._begin(began_ns, flags, why, facts.global_step, numbers, first, facts.lr, drawn)
-        began_ns = time.perf_counter_ns()
-        self._before = self._counted if continues else self._issued_so_far(self._issued_by_backends)
-        self._marks_ns += time.perf_counter_ns() - began_ns
-        return begun
+        return self._begin(began_ns, flags, why, facts.global_step, numbers, first, facts.lr, drawn)
 
     def _pass_over(self, began_ns: int, facts: StepFacts, _drawn: object, *, continues: bool) -> tuple[int, int]:
         """Begin a training step that was not drawn: it has its length, values and named ranges; its collectives and
@@ -223,10 +214,6 @@ class Recorder(RingLines):
 
     def end(self) -> None:
         """End the open step. What is issued from now on is part of the next one, where that continues it."""
-        self._behind = self._finish()
-        issued, ahead_before, ahead = (rf.NOT_COUNTED, 0, 0) if self.passes_over else self._issued()
-        if (marks := self.user_marks.take()) is not None:
-            self._append_ranges(marks)
         why = flags = 0
         if self.boundary is not None:
             why, self.boundary = self._ring.text(self.boundary), None
@@ -236,26 +223,12 @@ class Recorder(RingLines):
         if self._lines_ns:
             more_ns += self._share_ns()
         outside, self._outside = self._outside, 0
-        own_ns, ended_ns = self._close(self._step, flags, why, issued, outside, ahead_before, ahead, more_ns)
+        ranges = self._append_ranges if self.user_marks.wait else None
+        own_ns, ended_ns, self._behind = self._end(flags, why, outside, more_ns, ranges)
         if self.sampler is not None and self.sampler.every is None:
             self.sampler.took(own_ns, observed=not self.passes_over)
         self._between = True
         self._step_ended(ended_ns, self._behind)
-
-    def _issued(self) -> tuple[int, int, int]:
-        """Return how many collectives the backends have counted since the step began, and by how many their counts may
-        be ahead of the rows, then and now.
-        """
-        self._counted = self._issued_so_far(self._issued_by_backends)
-        (before, ahead_before), (after, ahead) = self._before, self._counted
-        issued = 0
-        for group, count in after.items():
-            base = before.get(group, 0)
-            if count is None or base is None:
-                issued = rf.NOT_COUNTED
-                break
-            issued += count - base
-        return issued, ahead_before, ahead
 
     def leave(self) -> None:
         """In a forked child: record nothing; compiled code appends no rows there."""
@@ -278,8 +251,8 @@ class Recorder(RingLines):
             self.outside += self._outside
             self._outside = 0
 
-    def _append_ranges(self, marks: MarksOfStep) -> None:
-        text = self._ring.text
+    def _append_ranges(self) -> None:
+        marks, text = self.user_marks.take(), self._ring.text
         for name, thread, depth, start_ns, end_ns, error in marks.ranges:
             why = 0 if error is None else text(error)
             self._append(rf.RANGE, 0, text(name), start_ns, end_ns, thread, depth, why, self._step)

@@ -57,10 +57,13 @@ class UserMarks:
         """
         return _OpenRange(self, self._name(name))
 
-    def take(self) -> MarksOfStep | None:
-        """Return what was recorded since the last call; None where nothing was."""
-        if not self._marks.ranges:
-            return None
+    @property
+    def wait(self) -> bool:
+        """Whether any were recorded since they were taken."""
+        return bool(self._marks.ranges)
+
+    def take(self) -> MarksOfStep:
+        """Return what was recorded since the last call."""
         with self._lock:
             taken, self._marks = self._marks, MarksOfStep()
         return taken

@@ -33,8 +33,9 @@ from aorta.records.schema import InstrumentMode
 
 SOURCE: Final = Path(__file__).with_name("interceptor.cpp")
 HEADERS: Final = tuple(sorted(SOURCE.parent.glob("*.hpp")))
-FLAGS: Final = ("-std=c++20", "-O2")
-"""The last standard named is the one that counts; torch 2.11 itself asks for C++17."""
+FLAGS: Final = ("-std=c++20", "-O2", "-fvisibility=hidden", "-fno-plt", "-fno-semantic-interposition")
+"""The last standard named is the one that counts; torch 2.11 itself asks for C++17. The last three keep calls within
+the library out of its tables, which are in no cache of the processor behind a kernel of the model."""
 BUILD_COMMAND: Final = "python -m aorta.instrument.native"
 FIRST_USE: Final = "AORTA_BUILD"
 """The variable that, set to 0, keeps runs from building it."""

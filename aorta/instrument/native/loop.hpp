@@ -46,18 +46,47 @@ inline py::object enter_function(std::shared_ptr<Ring> ring, std::vector<py::str
 }
 
 struct Loop {
+  // How many collectives backends have counted, by group, and by how few and how many that may be ahead of the rows: as many
+  // of their calls less as have not returned, in the upper half, and as many more as were recorded since the last step ended.
+  struct Counted {
+    py::object by_group;
+    int64_t ahead = 0;
+  };
+
   Phases phases;
   int64_t in_step;  // the number of that phase
   std::shared_ptr<Ranges> ranges;
-  Noted noted{};  // of the step that is being ended
-  int64_t ended_ns = 0;
+  py::object counts;
+  int64_t index = Ring::NOWHERE;  // of the row of the newest step
+  Counted before{}, after{};      // it
 
   Step& step() const { return ranges->step(); }
   Ring& ring() const { return *phases.ring; }
 
-  // (began_ns, flags, why, step, numbers, first, lr, drawn) -> (index, dropped): a step begins, for which AORTA has worked
-  // since `began_ns`. Returns the index of its row, and how many collectives since the last step are part of none.
-  // `first`: its first row, -1: this one. `drawn`: as one of how many.
+  Counted counted() const {
+    const int64_t underway = step().underway;
+    auto by_group = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(counts.ptr()));
+    return {std::move(by_group), -underway * (int64_t{1} << 32) + static_cast<int64_t>(step().count())};
+  }
+
+  // Collectives that backends have counted in the step, unless one of them keeps no count.
+  int64_t issued() const {
+    if (!before.by_group) {  // to ask for it failed
+      return Ring::NOT_COUNTED;
+    }
+    int64_t issued = 0;
+    PyObject *group = nullptr, *count = nullptr;
+    for (Py_ssize_t at = 0; PyDict_Next(after.by_group.ptr(), &at, &group, &count);) {
+      PyObject* const base = PyDict_GetItemWithError(before.by_group.ptr(), group);
+      if (count == Py_None || base == Py_None) {
+        return Ring::NOT_COUNTED;
+      }
+      issued += PyLong_AsLongLong(count) - (base == nullptr ? 0 : PyLong_AsLongLong(base));
+    }
+    return issued;
+  }
+
+  // (began_ns, flags, why, step, numbers, first, lr, drawn) -> (index, dropped): as `StepFunctions.begin`.
   static PyObject* begin(PyObject* self, PyObject* const* arguments, Py_ssize_t /*count*/) {
     Loop& loop = object_of<Loop>(self);
     const auto [began_ns, flags, why, number, numbers, first] = words_of<6>(arguments);
@@ -67,71 +96,72 @@ struct Loop {
       return nullptr;
     }
     const bool observed = (flags & flag::PASSED_OVER) == 0;
+    const bool continues = (flags & flag::CONTINUES) != 0;
     if (observed) {
       loop.ranges->record(true);
     }
-    const Noted dropped = loop.step().begin((flags & flag::CONTINUES) != 0, observed);
+    const Noted dropped = loop.step().begin(continues, observed);
     const int64_t at_ns = now_ns();
     loop.ring().note(number, loop.in_step, at_ns);
     Row row{Kind::STEP, static_cast<uint8_t>(flags), 0, 0, 0, static_cast<uint16_t>(why), at_ns, 0, number};
     row.a2 = first < 0 ? dropped.rows : first;
     row.b2 = numbers;
-    const int64_t index = loop.ring().append(row);
+    loop.index = loop.ring().append(row);
     if (arguments[6] != Py_None) {
       int64_t bits = 0;
       std::memcpy(&bits, &lr, sizeof(bits));
       loop.ring().append({Kind::VALUE, flag::LR, 0, 0, 0, 0, at_ns, 0, bits});
     }
     if (arguments[7] != Py_None) {
-      loop.ring().append({Kind::NOTE, flag::DRAWN, 0, 0, 0, 0, drawn, 0, 0, 0, 0, index});
+      loop.ring().append({Kind::NOTE, flag::DRAWN, 0, 0, 0, 0, drawn, 0, 0, 0, 0, loop.index});
+    }
+    if (observed) {
+      loop.before = continues ? std::move(loop.after) : loop.counted();
+      if (!loop.before.by_group) {
+        return nullptr;
+      }
     }
     loop.step().add_own(now_ns() - began_ns);
-    return Py_BuildValue("LL", static_cast<long long>(index), static_cast<long long>(dropped.count));
+    return Py_BuildValue("LL", static_cast<long long>(loop.index), static_cast<long long>(dropped.count));
   }
 
-  // () -> index behind its rows: a step has ended. What is recorded from now on is part of the next one, where that
-  // continues it.
-  static PyObject* finish(PyObject* self, PyObject* /*none*/) {
+  // (flags, why, outside, more_ns, ranges) -> (own_ns, ended_ns, behind): as `StepFunctions.end`.
+  static PyObject* end(PyObject* self, PyObject* const* arguments, Py_ssize_t /*count*/) {
     Loop& loop = object_of<Loop>(self);
-    loop.ended_ns = now_ns();
-    loop.noted = loop.step().end(/*abandoned=*/false);
-    if (loop.step().observes()) {
-      loop.ranges->record(false);
-    }
-    return PyLong_FromLongLong(loop.noted.rows);
-  }
-
-  // (index, flags, why, issued, outside, ahead_before, ahead, more_ns) -> (own_ns, ended_ns): what `finish` leaves to say of
-  // a step; AORTA's own time in it, with `more_ns`, and when it ended. On a device its end is stored later.
-  static PyObject* close(PyObject* self, PyObject* const* arguments, Py_ssize_t /*count*/) {
-    Loop& loop = object_of<Loop>(self);
-    const auto [index, flags, why, issued, outside, ahead_before, ahead, more_ns] = words_of<8>(arguments);
+    const auto [flags, why, outside, more_ns] = words_of<4>(arguments);
     if (PyErr_Occurred() != nullptr) {
       return nullptr;
+    }
+    const int64_t ended_ns = now_ns();
+    const Noted noted = loop.step().end(/*abandoned=*/false);
+    Row row{Kind::SUMMARY, static_cast<uint8_t>(flags), 0, 0, 0, static_cast<uint16_t>(why), 0, loop.index};
+    row.x = Ring::NOT_COUNTED;
+    row.y = outside;
+    if (loop.step().observes()) {
+      loop.ranges->record(false);
+      loop.after = loop.counted();
+      if (!loop.after.by_group) {
+        return nullptr;
+      }
+      row.x = loop.issued();
+      row.a2 = loop.before.ahead;
+      row.b2 = loop.after.ahead;
+    }
+    if (arguments[4] != Py_None) {
+      const auto none = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(arguments[4]));
+      if (!none) {
+        return nullptr;
+      }
     }
     const int64_t now = now_ns();
     loop.ring().enter(0, now);
     loop.ring().count_step();
-    const int64_t own_ns = loop.noted.own_ns + more_ns + now - loop.ended_ns;
-    Row row{Kind::SUMMARY, static_cast<uint8_t>(flags), 0, 0, 0, static_cast<uint16_t>(why), own_ns, index, issued, outside};
-    row.a2 = ahead_before;
-    row.b2 = ahead;
+    row.a = noted.own_ns + more_ns + now - ended_ns;
     loop.ring().append(row);
-    loop.ring().store_y(index, loop.noted.rows);
-    loop.ring().end(index, loop.step().marks() ? 0 : loop.ended_ns);
-    return Py_BuildValue("LL", static_cast<long long>(own_ns), static_cast<long long>(loop.ended_ns));
-  }
-
-  // (counts) -> (counts(), ahead): as `StepFunctions.issued_so_far`.
-  static PyObject* issued_so_far(PyObject* self, PyObject* counts) {
-    const Step& step = object_of<Loop>(self).step();
-    const int64_t underway = step.underway;
-    PyObject* counted = PyObject_CallNoArgs(counts);
-    if (counted == nullptr) {
-      return nullptr;
-    }
-    const int64_t ahead = -underway * (int64_t{1} << 32) + static_cast<int64_t>(step.count());
-    return Py_BuildValue("NL", counted, static_cast<long long>(ahead));
+    loop.ring().store_y(loop.index, noted.rows);
+    loop.ring().end(loop.index, loop.step().marks() ? 0 : ended_ns);
+    return Py_BuildValue(
+        "LLL", static_cast<long long>(row.a), static_cast<long long>(ended_ns), static_cast<long long>(noted.rows));
   }
 
   // (kind, flags, name, a, b, x, y, a2, b2) -> index: any row.
@@ -238,18 +268,17 @@ inline PyObject* LoopSpan::make(PyObject* self, PyObject* const* arguments, Py_s
   return reinterpret_cast<PyObject*>(span);
 }
 
-// Of Python: `begin`, `finish`, `close`, `span`, `append`, `issued_so_far`.
-inline py::tuple loop_functions(std::shared_ptr<Ranges> ranges, std::shared_ptr<Ring> ring, std::vector<py::str> names) {
-  static std::array<PyMethodDef, 6> methods{
+// Of Python: `begin`, `end`, `span`, `append`. `counts`: returns how many collectives backends have counted, by group.
+inline py::tuple loop_functions(
+    std::shared_ptr<Ranges> ranges, std::shared_ptr<Ring> ring, std::vector<py::str> names, py::object counts) {
+  static std::array<PyMethodDef, 4> methods{
       {{"begin", fast(Loop::begin), METH_FASTCALL, nullptr},
-       {"finish", Loop::finish, METH_NOARGS, nullptr},
-       {"close", fast(Loop::close), METH_FASTCALL, nullptr},
+       {"end", fast(Loop::end), METH_FASTCALL, nullptr},
        {"span", fast(LoopSpan::make), METH_FASTCALL, nullptr},
-       {"append", fast(Loop::append), METH_FASTCALL, nullptr},
-       {"issued_so_far", Loop::issued_so_far, METH_O, nullptr}}};
+       {"append", fast(Loop::append), METH_FASTCALL, nullptr}}};
   Phases phases{std::move(ring), std::move(names)};
   const int64_t in_step = phases.number_of(py::str("step"));
-  return functions_of(std::make_unique<Loop>(Loop{std::move(phases), in_step, std::move(ranges)}), methods);
+  return functions_of(std::make_unique<Loop>(Loop{std::move(phases), in_step, std::move(ranges), std::move(counts)}), methods);
 }
 
 }  // namespace aorta

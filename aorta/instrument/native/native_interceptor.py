@@ -30,7 +30,7 @@ from aorta.instrument.dispatcher import (
 )
 from aorta.instrument.event_clock import HostClock, Mark
 from aorta.instrument.operators import offered, position_of, position_of_group
-from aorta.instrument.recorder import StepFunctions
+from aorta.instrument.recorder import Counts, StepFunctions
 from aorta.instrument.transparent import not_compiled
 from aorta.records.progress import COUNT_WORD, LAYOUT, PHASES, ROWS_AT, WORD
 from aorta.records.ring_file import PASSED_OVER, RingFile, RingGroup
@@ -109,9 +109,9 @@ class NativeInterceptor:
         self.marks: Any = self._step.marks()
         self.ranges = NativeRanges(module, self._step, ring)
 
-    def functions(self) -> StepFunctions:
+    def functions(self, counts: Counts) -> StepFunctions:
         """Return C functions that are called at every step, and in it."""
-        return StepFunctions(*self.ranges.compiled.loop(self.rows, list(PHASES)))
+        return StepFunctions(*self.ranges.compiled.loop(self.rows, list(PHASES), counts))
 
     def open(self, _device: torch.device, _on_captured: Callable[[], None]) -> Interception:
         """Start intercepting; `close` of the returned object ends it. There is no graph capture on a CPU.
@@ -223,8 +223,8 @@ class NativeDeviceInterceptor(NativeInterceptor):
             interception.callback(hook_closed.close)
         return interception
 
-    def functions(self) -> StepFunctions:
-        functions = super().functions()
+    def functions(self, counts: Counts) -> StepFunctions:
+        functions = super().functions(counts)
 
         def begin(*how: Any) -> tuple[int, int]:
             self._streams.compute = self._streams.current()
@@ -234,13 +234,13 @@ class NativeDeviceInterceptor(NativeInterceptor):
             self._observes = not how[1] & PASSED_OVER
             return begun
 
-        def finish() -> int:
+        def end(*how: Any) -> tuple[int, int, int]:
             if self._tap is not None:
                 for _ in range(self._tap.take_captured()):
                     self._on_captured()
-            return functions.finish()
+            return functions.end(*how)
 
-        return functions._replace(begin=begin, finish=finish)
+        return functions._replace(begin=begin, end=end)
 
     def _mark(self) -> Mark | None:
         return self._clock.mark() if self._observes else None

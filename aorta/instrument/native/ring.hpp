@@ -70,6 +70,7 @@ class Ring {
   static constexpr int64_t NOWHERE = -1;
   static constexpr uint8_t NO_DTYPE = 0xFF;
   static constexpr int64_t NO_PEER = 0xFFFFFFFF;
+  static constexpr int64_t NOT_COUNTED = -(int64_t{1} << 62);
 
   // The words of step and phase, of the time, and of how many steps have ended; how step, phase and the time's lowest bits
   // share the first.
@@ -124,6 +125,7 @@ class Ring {
     std::atomic_thread_fence(std::memory_order_release);
     slot.row = row;
     slot.stamp.store(index + 1, std::memory_order_release);
+    __builtin_prefetch(&rows_[(index + 1) & (slots_ - 1)], 1);  // it was written a whole ring ago
     return static_cast<int64_t>(index);
   }
 
