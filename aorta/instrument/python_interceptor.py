@@ -137,7 +137,7 @@ class PythonInterceptor:
     def functions(self, counts: Counts) -> StepFunctions:
         """As `NativeInterceptor.functions`."""
         self._counts = counts
-        return StepFunctions(self.begin, self.end, partial(_RowSpan, self), self.rows.append)
+        return StepFunctions(self.begin, self.end, partial(_RowSpan, self), self.value, self.rows.append)
 
     def open(self, device: torch.device, on_captured: Callable[[], None]) -> Interception:
         """Start intercepting; `close` of the returned object ends it. There is no graph capture on a CPU."""
@@ -163,11 +163,11 @@ class PythonInterceptor:
             self.is_open, self._thread = observed and not self._on_device, threading.get_ident()
             dropped = 0 if flags & rf.CONTINUES else self._taken()
             self.progress.begin_step(step)
-            now_ns, append = time.perf_counter_ns(), self.rows.append
+            append = self.rows.append
             first = self.rows.count() if first == NOWHERE else first
-            index = self._index = append(rf.STEP, flags, why, now_ns, 0, step, 0, first, numbers)
+            index = self._index = append(rf.STEP, flags, why, time.perf_counter_ns(), 0, step, 0, first, numbers)
             if lr is not None:
-                append(rf.VALUE, rf.LR, a=now_ns, x=bits_of(lr))
+                self.value(rf.LR, lr)
             if drawn is not None:
                 append(rf.NOTE, rf.DRAWN, a=drawn, b2=index)
             self._observed = observed
@@ -199,6 +199,10 @@ class PythonInterceptor:
         self.rows.append(rf.SUMMARY, flags, why, own_ns, self._index, issued, outside, ahead_before, ahead)
         self.rows.end(self._index, 0 if self._on_device else ended_ns, behind)
         return own_ns, ended_ns, behind
+
+    def value(self, which: int, value: float) -> int:
+        """As `StepFunctions.value`."""
+        return self.rows.append(rf.VALUE, which, a=time.perf_counter_ns(), x=bits_of(value))
 
     def _counted(self) -> tuple[dict[int, int | None], int]:
         """Return what backends have counted, and by how few and how many collectives that may be ahead of the rows: as

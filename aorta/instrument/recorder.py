@@ -69,12 +69,14 @@ class StepFunctions(NamedTuple):
             ranges. Returns AORTA's own time, when the step ended, and the index behind its rows. What is recorded from
             now on is part of the next one, where that continues it.
         span: takes a kind, the number of a name, the name, `x`, and whether the phase before continues afterwards.
+        value: takes which value of the step it is, and the value; returns the index of its row.
         append: takes the fields of any row; returns its index.
     """
 
     begin: Callable[..., tuple[int, int]]
     end: Callable[[int, int, int, int, Callable[[], None] | None], tuple[int, int, int]]
     span: Callable[..., StepSpan]
+    value: Callable[[int, float], int]
     append: Callable[..., int]
 
 
@@ -158,7 +160,7 @@ class Recorder(RingLines):
         self.boundary: str | None = None
         self._captured, self._thread = 0, threading.get_ident()
         self._interceptor = interceptor
-        self._begin, self._end, self._span, self._append = interceptor.functions(counts)
+        self._begin, self._end, self._span, self._value, self._append = interceptor.functions(counts)
         self._is_open = self._between = False
         self._step, self._behind, self._outside = -1, 0, 0
         self.last_aux: StepSpan | None = None
@@ -305,9 +307,6 @@ class Recorder(RingLines):
                 self._value(which, scalar.read())
         if lr is not None:
             self._value(rf.LR, lr)
-
-    def _value(self, which: int, value: float) -> None:
-        self._append(rf.VALUE, which, 0, time.perf_counter_ns(), 0, bits_of(value), 0, 0, 0)
 
     def finish(self) -> None:
         """Wait for the device and write every remaining step. Only after the last step."""

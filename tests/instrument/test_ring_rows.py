@@ -28,7 +28,7 @@ def small(slots: int = 4, path: Path | None = None) -> RingFile:
 
 def stepped(interceptor: NativeInterceptor | PythonInterceptor, ring: RingFile) -> Any:
     """Rows of two steps, one of them passed over, and of any: without the times when they were written."""
-    begin, end, span, append = interceptor.functions(lambda: next(counts))
+    begin, end, span, value, append = interceptor.functions(lambda: next(counts))
     counts = iter([{1: 2, 2: 5}, {1: 4, 3: 7, 2: None}])
     enter = ring.progress.enter
     for _ in range(5):  # the first are overwritten
@@ -42,6 +42,7 @@ def stepped(interceptor: NativeInterceptor | PythonInterceptor, ring: RingFile) 
                 raise OSError("full")
             with span(rf.COMPUTE, 5, "mine", 6, True), span(rf.AUX, 4, "clip", 0, True):
                 phases.append(enter("optimizer"))
+            value(rf.LOSS, 0.1)
             phases.append(enter("optimizer"))
         ranges = partial(append, rf.RANGE, 0, 9, 1, 2, 0, 0, 0, step)
         own_ns, ended_ns, behind = end(rf.OWN_COUNTED, 2, 3, 1_000, ranges if lr > 0 else None)

@@ -645,8 +645,21 @@ struct BackendCounts {
     std::vector<c10::weak_intrusive_ptr<c10d::Backend>> backends;
   };
   py::module_ c10d;  // `distributed_c10d`
-  std::vector<Group> groups;
-  py::str world{"_world"}, map{"pg_map"};
+  std::vector<Group> groups{};
+  py::str world{"_world"}, map{"pg_map"}, own_map{"_pg_map"};
+  PyTypeObject* own_world = of_own_map();
+
+  // The class whose map is the module's own, which is read without a call of Python; none in a torch that has no such map.
+  PyTypeObject* of_own_map() const {
+    const py::object now = c10d.attr(world);
+    const bool is_own = py::hasattr(c10d, own_map) && now.attr(map).is(c10d.attr(own_map));
+    return is_own ? Py_TYPE(now.ptr()) : nullptr;
+  }
+
+  py::dict groups_now() const {
+    const py::object now = c10d.attr(world);
+    return Py_TYPE(now.ptr()) == own_world ? c10d.attr(own_map) : now.attr(map);
+  }
 
   void learn(const py::dict& now) {
     groups.clear();
@@ -686,7 +699,7 @@ struct BackendCounts {
   static PyObject* now(PyObject* self, PyObject* /*none*/) {
     return returned_by([self] {
       BackendCounts& seen = object_of<BackendCounts>(self);
-      const py::dict now = seen.c10d.attr(seen.world).attr(seen.map);
+      const py::dict now = seen.groups_now();
       const auto is_known = [](const Group& group, const auto& item) {
         return py::reinterpret_steal<py::object>(PyObject_CallNoArgs(group.of.ptr())).is(item.first);
       };
@@ -704,7 +717,7 @@ struct BackendCounts {
 
 py::object counts_function(py::module_ c10d) {
   static std::array<PyMethodDef, 1> methods{{{"counts_of_groups", BackendCounts::now, METH_NOARGS, nullptr}}};
-  return functions_of(std::make_unique<BackendCounts>(BackendCounts{std::move(c10d), {}}), methods)[0];
+  return functions_of(std::make_unique<BackendCounts>(BackendCounts{std::move(c10d)}), methods)[0];
 }
 
 }  // namespace

@@ -7,6 +7,8 @@
 
 #pragma once
 
+#include <bit>
+
 #include <structmember.h>
 
 #include "ranges.hpp"
@@ -108,9 +110,7 @@ struct Loop {
     row.b2 = numbers;
     loop.index = loop.ring().append(row);
     if (arguments[6] != Py_None) {
-      int64_t bits = 0;
-      std::memcpy(&bits, &lr, sizeof(bits));
-      loop.ring().append({Kind::VALUE, flag::LR, 0, 0, 0, 0, at_ns, 0, bits});
+      loop.append_value(flag::LR, lr);
     }
     if (arguments[7] != Py_None) {
       loop.ring().append({Kind::NOTE, flag::DRAWN, 0, 0, 0, 0, drawn, 0, 0, 0, 0, loop.index});
@@ -162,6 +162,20 @@ struct Loop {
     loop.ring().end(loop.index, loop.step().marks() ? 0 : ended_ns);
     return Py_BuildValue(
         "LLL", static_cast<long long>(row.a), static_cast<long long>(ended_ns), static_cast<long long>(noted.rows));
+  }
+
+  // (which, value) -> index: a value of the step.
+  static PyObject* value(PyObject* self, PyObject* const* arguments, Py_ssize_t /*count*/) {
+    const auto [which] = words_of<1>(arguments);
+    const double value = PyFloat_AsDouble(arguments[1]);
+    if (PyErr_Occurred() != nullptr) {
+      return nullptr;
+    }
+    return PyLong_FromLongLong(object_of<Loop>(self).append_value(which, value));
+  }
+
+  int64_t append_value(int64_t which, double value) const {
+    return ring().append({Kind::VALUE, static_cast<uint8_t>(which), 0, 0, 0, 0, now_ns(), 0, std::bit_cast<int64_t>(value)});
   }
 
   // (kind, flags, name, a, b, x, y, a2, b2) -> index: any row.
@@ -268,13 +282,14 @@ inline PyObject* LoopSpan::make(PyObject* self, PyObject* const* arguments, Py_s
   return reinterpret_cast<PyObject*>(span);
 }
 
-// Of Python: `begin`, `end`, `span`, `append`. `counts`: returns how many collectives backends have counted, by group.
+// Of Python: `begin`, `end`, `span`, `value`, `append`. `counts`: returns how many collectives backends have counted, by group.
 inline py::tuple loop_functions(
     std::shared_ptr<Ranges> ranges, std::shared_ptr<Ring> ring, std::vector<py::str> names, py::object counts) {
-  static std::array<PyMethodDef, 4> methods{
+  static std::array<PyMethodDef, 5> methods{
       {{"begin", fast(Loop::begin), METH_FASTCALL, nullptr},
        {"end", fast(Loop::end), METH_FASTCALL, nullptr},
        {"span", fast(LoopSpan::make), METH_FASTCALL, nullptr},
+       {"value", fast(Loop::value), METH_FASTCALL, nullptr},
        {"append", fast(Loop::append), METH_FASTCALL, nullptr}}};
   Phases phases{std::move(ring), std::move(names)};
   const int64_t in_step = phases.number_of(py::str("step"));
