@@ -9,6 +9,7 @@
 #include <unordered_map>
 
 #include <ATen/record_function.h>
+#include <c10/util/FunctionRef.h>
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -260,6 +261,10 @@ class Tap : public std::enable_shared_from_this<Tap> {
     const size_t index;
   };
 
+  // Runs the backend's own operator, synchronously if asked to. What follows is compiled once, and not for each operator: it
+  // is then more often in the processor's caches.
+  using Backend = c10::function_ref<c10::intrusive_ptr<Work>(bool)>;
+
   // What the arguments of one call say. `tensor`: the first one, if there is any; `bytes`: of what the operator moves.
   struct Call {
     size_t index;
@@ -320,10 +325,9 @@ class Tap : public std::enable_shared_from_this<Tap> {
     }
   }
 
-  // Returns the handle to give to the caller; none: what the backend gave. `boxed`: returns the arguments; `backend` runs
-  // the original, synchronously if asked to.
-  template <class Boxed, class Backend>
-  c10::intrusive_ptr<Work> intercepted(const Call& call, const Boxed& boxed, const Backend& backend) {
+  // Returns the handle to give to the caller; none: what the backend gave. `boxed`: returns the arguments.
+  c10::intrusive_ptr<Work> intercepted(
+      const Call& call, c10::function_ref<std::vector<IValue>()> boxed, Backend backend) {
     if (owner_ != process) {  // its locks may have been held by a thread that the child does not have
       backend(false);
       return nullptr;
@@ -351,14 +355,14 @@ class Tap : public std::enable_shared_from_this<Tap> {
       own.without([&] { return backend(false); });
       return nullptr;
     }
-    const auto original = [&](bool synchronously = false) {
+    const auto original = [&](bool synchronously) {
       const Label label(op, row.name.seq, group.name);
       return own.without([&] { return backend(synchronously); });
     };
     if (on_device) {
       return on_device_stream(op, group, row, call, boxed(), own, original);
     }
-    auto work = original();
+    auto work = original(false);
     if (!device_ && own.since_ns() - row.issue_ns > enqueue_ns_ && step_->holds_up()) {
       step_->ring().sent(row.name.row, false, own.since_ns());
     }
@@ -461,7 +465,6 @@ class Tap : public std::enable_shared_from_this<Tap> {
   }
 
   // A collective of device tensors; returns the handle that wraps the backend's work, if there is one.
-  template <class Original>
   c10::intrusive_ptr<Work> on_device_stream(
       const Operator& op,
       Group& group,
@@ -469,13 +472,13 @@ class Tap : public std::enable_shared_from_this<Tap> {
       const Call& call,
       std::vector<IValue> tensors,
       Own& own,
-      const Original& original) {
+      Backend original) {
     if (group.batch) {  // launched when the batch ends
       group.batch->spans.push_back(row.span);
       group.batch->last = row.name;
       group.batch->stacks = group.batch->stacks || op.stacks;
       group.batch->tensors.insert(group.batch->tensors.end(), tensors.begin(), tensors.end());
-      original();
+      original(false);
       return nullptr;
     }
     const c10::Stream caller = device_->current();
@@ -500,7 +503,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
     // The backend runs it on the caller's own stream, where two marks bracket it.
     device_->stalling(*step_, row.name, [&] {
       row.span->begins(marked());
-      if (const auto work = original()) {
+      if (const auto work = original(false)) {
         own.without([&] { work->wait(); });
       }
       row.span->ends(marked());
@@ -510,7 +513,6 @@ class Tap : public std::enable_shared_from_this<Tap> {
   }
 
   // On AORTA's stream (R2), whichever the backend would have used.
-  template <class Original>
   c10::intrusive_ptr<Work> moved(
       const c10::Stream& side,
       const c10::Stream& caller,
@@ -518,7 +520,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
       std::vector<IValue> tensors,
       bool asynchronous,
       bool synchronously,
-      const Original& original) {
+      Backend original) {
     device_->done(caller)->block(side);  // the inputs must be ready (W2)
     c10::intrusive_ptr<Work> work;
     OrderEvents::Lent done;
@@ -555,18 +557,17 @@ class Tap : public std::enable_shared_from_this<Tap> {
   }
 
   // Left on the backend's stream; AORTA's stream waits for it and records the marks (R3).
-  template <class Original>
   c10::intrusive_ptr<Work> watched(
       const std::string& key,
       const c10::Stream& caller,
       const Collective& row,
       std::vector<IValue> tensors,
       bool stacks,
-      const Original& original) {
+      Backend original) {
     const auto side = device_->side(key);
     if (!side) {
       row.span->has_no_end(Untimed::NO_STREAM);
-      original();
+      original(false);
       return nullptr;
     }
     device_->done(caller)->block(*side);
@@ -574,7 +575,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
       const c10::StreamGuard on(*side);
       row.span->begins(marked());
     }
-    auto work = original();
+    auto work = original(false);
     if (!work) {  // the backend used the caller's stream after all
       row.span->ends(marked());
       return work;
