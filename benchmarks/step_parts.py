@@ -4,11 +4,12 @@ Regime: two gloo ranks and the engine's own step of the ranking workload, `cold`
 products empty the processor's caches between two calls of AORTA's), and `warm` at width 64, where the host does nothing
 but launch. One launch has two parts.
 
-Steps take turns, two with the instrument and two with it taken off and nothing recorded; the second of each two counts:
+Steps take turns, eight with the instrument and eight with it taken off and nothing recorded. Of these the last four
+count: the others pay for the switch, too, which a run does not have.
 
     added   processor time of the training thread, with the instrument less without: all that a step pays, C++, evicted
-            caches and torch's longer way round a module with hooks included. The median of the pairs' differences has a
-            95 % interval by order statistics.
+            caches and torch's longer way round a module with hooks included. The median of the turns' differences, each
+            of two medians, has a 95 % interval by order statistics.
 
 Blocks of steps:
 
@@ -69,8 +70,10 @@ WARM = (
     "dataset.num_samples=512",
 )
 REGIMES: dict[str, tuple[str, ...]] = {"cold": (), "warm": WARM}
-PAIRS = {"ddp.cold": 200, "ddp.warm": 1000, "fsdp.cold": 200, "fsdp.warm": 600}
-"""Of steps that take turns: the median difference is then known to some tens of microseconds."""
+TURNS = {"ddp.cold": 60, "ddp.warm": 500, "fsdp.cold": 60, "fsdp.warm": 200}
+"""With the instrument, and as many without: the median difference is then known to some tens of microseconds."""
+TURN, COUNTED = 8, 4
+"""Steps of a turn, and how many of them count."""
 NEVER = 1 << 40
 """One step of so many is drawn."""
 TARGETS_US = {"ddp.cold": 100, "ddp.warm": 40, "fsdp.cold": 150, "fsdp.warm": 80}
@@ -80,7 +83,7 @@ FIGURES = ("added", "off", "own", "passed", "elsewhere", "reading")
 
 
 def worker(words: Any) -> dict[str, list[Any]]:
-    """One rank: nanoseconds a step, by figure, of each pair of steps or of each block."""
+    """One rank: nanoseconds a step, by figure, of each turn or of each block."""
     topology = read_topology()
     chosen = [word.format(strategy=words.strategy) for word in WORDS]
     chosen = [word for word in chosen if word.split("=")[0] not in {more.split("=")[0] for more in words.more}]
@@ -115,18 +118,19 @@ def worker(words: Any) -> dict[str, list[Any]]:
                         answer["reading"].append(reading_ns(ring.path, first_row))
                         answer["elsewhere"].append((line_maker_ns() - begun_ns) / MOST / topology.world_size)
             recorder.sampler = None
-            for pair in range(DROPPED + words.pairs):
-                spent: dict[str, int] = {}
-                for arm in ("on", "off") if pair % 2 == 0 else ("off", "on"):
+            for turn in range(words.turns):
+                spent: dict[str, float] = {}
+                for arm in ("on", "off") if turn % 2 == 0 else ("off", "on"):
                     with loop.instrument.paused() if arm == "off" else nullcontext():
                         step = loop.unrecorded if arm == "off" else loop.step
-                        step()
-                        began_ns = time.thread_time_ns()
-                        step()
-                        spent[arm] = time.thread_time_ns() - began_ns
-                if pair >= DROPPED:
-                    answer["added"].append(spent["on"] - spent["off"])
-                    answer["off"].append(spent["off"])
+                        steps_ns = []
+                        for _ in range(TURN):
+                            began_ns = time.thread_time_ns()
+                            step()
+                            steps_ns.append(time.thread_time_ns() - began_ns)
+                    spent[arm] = median(steps_ns[-COUNTED:])
+                answer["added"].append(spent["on"] - spent["off"])
+                answer["off"].append(spent["off"])
             loop.finish()
             writer.close()
         lines = {line.global_step: line for line in stream(record, []) if isinstance(line, Step)}
@@ -175,7 +179,7 @@ def measure(words: Any) -> int:
             strategy, regime = case.split(".")
             if strategy not in words.strategies or regime not in words.regimes:
                 continue
-            said = ("--strategy", strategy, "--blocks", str(words.blocks), "--pairs", str(PAIRS[case] // fewer))
+            said = ("--strategy", strategy, "--blocks", str(words.blocks), "--turns", str(TURNS[case] // fewer))
             for name, checkout in sorted(checkouts.items(), reverse=turn % 2 == 0):
                 blocks = plans.launch("benchmarks.step_parts", 2, *said, "--more", *REGIMES[regime], checkout=checkout)
                 kept = seen.setdefault((name, case), {figure: [] for figure in blocks})
@@ -196,7 +200,7 @@ def measure(words: Any) -> int:
 
 
 def added_interval_us(added_ns: Sequence[float]) -> dict[str, float]:
-    """The 95 % interval of the median difference; nothing of too few pairs."""
+    """The 95 % interval of the median difference; nothing of too few turns."""
     interval = median_interval(np.array(added_ns) / 1e3, np.arange(len(added_ns)))
     return {} if interval is None else {"low": interval[0], "high": interval[1]}
 
@@ -205,7 +209,7 @@ def main() -> int:
     """Parse, launch, print."""
     parser = plans.arguments(__doc__)
     parser.add_argument("--blocks", type=int, default=2 if "--quick" in sys.argv else 6, help="(default: %(default)s)")
-    parser.add_argument("--pairs", type=int)
+    parser.add_argument("--turns", type=int)
     parser.add_argument("--launches", type=int, default=1 if "--quick" in sys.argv else 3, help="of each case")
     parser.add_argument("--other", type=Path, metavar="CHECKOUT")
     parser.add_argument("--strategies", nargs="+", default=["ddp", "fsdp"])

@@ -103,8 +103,8 @@ class RingLines:
         self._ring, self._sink, self._elsewhere = ring, sink, elsewhere
         self._lines, self._read = deque[Step](), RingSteps(ring)
         self._unread, self._looked_s = 0, time.monotonic()
-        self._looked_row, self._looked_ns = 0, time.perf_counter_ns()
-        self._ended, self._seen_read = 0, -1
+        self._next_row, self._next_ns = ring.slots // 8, time.perf_counter_ns() + LOOK_EVERY_NS
+        self._seen_read = -1
         self._lines_ns, self._shares = 0, 1
         self._has_stopped = False
         if elsewhere is None:
@@ -116,12 +116,11 @@ class RingLines:
         Args:
             behind: index of the row behind the step's.
         """
-        self._ended += 1
         self._unread += 1
-        is_soon = now_ns - self._looked_ns < LOOK_EVERY_NS and behind - self._looked_row < self._ring.slots // 8
-        if is_soon and (self._unread < MOST or self._elsewhere is not None):
+        is_soon = now_ns < self._next_ns and behind < self._next_row
+        if is_soon and (self._elsewhere is not None or self._unread < MOST):
             return
-        self._looked_ns, self._looked_row = now_ns, behind
+        self._next_ns, self._next_row = now_ns + LOOK_EVERY_NS, behind + self._ring.slots // 8
         if self._elsewhere is not None:
             if self._must_go_on():
                 self._go_on(wait=False)
@@ -161,7 +160,7 @@ class RingLines:
             _log.error("no further step is in the record: %s", error)
             return
         self._elsewhere = None
-        self._unread = self._ended - ring.written[0]
+        self._unread -= ring.written[0]
         self._read = RingSteps(ring, behind_ns=ring.written[1])
         _log.debug("lines are made in this process from row %d on: %d steps", ring.read, self._unread)
 
