@@ -189,9 +189,7 @@ class PythonInterceptor:
         if self._observed:
             (before, ahead_before), self._after = self._before, self._counted()
             after, ahead = self._after
-            counts = [(count, before.get(group, 0)) for group, count in after.items()]
-            if all(None not in pair for pair in counts):
-                issued = sum(count - base for count, base in counts)
+            issued = _issued_between(before, after)
         if ranges is not None:
             ranges()
         self.progress.end_step()
@@ -389,6 +387,16 @@ class PythonInterceptor:
         if self._holds_up():
             flags = blocked * rf.BLOCKED | over * rf.OVER
             self.rows.append(rf.WAIT, flags, a=begin_ns, b=end_ns, y=issued.seq, op=issued.op, group=issued.of_group)
+
+
+def _issued_between(before: dict[int, int | None], after: dict[int, int | None]) -> int:
+    issued = 0
+    for group, count in after.items():
+        base = before.get(group, 0)
+        if count is None or base is None:
+            return rf.NOT_COUNTED
+        issued += count - base
+    return issued
 
 
 class _RowSpan(AbstractContextManager[None]):
