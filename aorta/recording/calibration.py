@@ -11,8 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from statistics import median
 
 import torch
@@ -92,14 +91,8 @@ class Calibrator:
         """Attach the recorder of the steps, before the first of them."""
         self._recorder = recorder
 
-    @contextmanager
-    def step(self, global_step: int) -> Iterator[None]:
-        """Call `before` and `after` around one training step."""
-        self.before(global_step)
-        yield
-        self.after(global_step)
-
     def before(self, global_step: int) -> None:
+        """Begin the window before its first step; call it before every training step, and `after` behind it."""
         if self._recording is None or self._recorder is None:
             return
         if global_step == self._first - 1:

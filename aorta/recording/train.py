@@ -160,12 +160,10 @@ class TrainingRun:
                 if not agreement.may_start(facts.global_step):
                     break
                 faults.begin(facts.global_step)
-                with (
-                    run.calibrator.step(facts.global_step),
-                    markers.iteration(facts.global_step),
-                    profiler.iteration(facts.global_step),
-                ):
+                run.calibrator.before(facts.global_step)
+                with markers.iteration(facts.global_step), profiler.iteration(facts.global_step):
                     step.run(faults.batches(source), facts)
+                run.calibrator.after(facts.global_step)
                 with run.progress.phase("trace"):
                     profiler.step()
                 trained += 1

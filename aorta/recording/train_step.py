@@ -286,8 +286,9 @@ class Loop:
     def step(self) -> None:
         """Run and record one step."""
         number, self.steps_done = self.steps_done, self.steps_done + 1
-        with self._calibrator.step(number):
-            self.step_of_training.run(self._batches, StepFacts(0, number, number, lr=0.0, warmup=False))
+        self._calibrator.before(number)
+        self.step_of_training.run(self._batches, StepFacts(0, number, number, lr=0.0, warmup=False))
+        self._calibrator.after(number)
 
     def unrecorded(self) -> None:
         """Run one training step that is not recorded."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from heapq import heapreplace
 from itertools import starmap
@@ -41,8 +40,7 @@ _STAMPED_LATE_NS: Final = 1_000_000
 """How long after DDP continued the end of a collective may be stamped: the callback may have to wait for a core."""
 
 
-@dataclass(frozen=True)
-class StepFacts:
+class StepFacts(NamedTuple):
     """What the loop knows about a step before it begins: fields of `Step`."""
 
     epoch: int
@@ -252,7 +250,7 @@ def step_line(
     return Step(
         rank=of_rank.rank,
         world_size=of_rank.world_size,
-        **vars(facts),
+        **facts._asdict(),
         loss=loss,
         grad_norm=grad_norm,
         start_mono_ns=start_ns,

@@ -105,8 +105,9 @@ class Window:
         """Each step is one of the window's kernels' where the recorder says so."""
         for number in numbers:
             self.recording.number = number
-            with self.calibrator.step(number):
-                self.kernels.append(self.recorder.kernels)
+            self.calibrator.before(number)
+            self.kernels.append(self.recorder.kernels)
+            self.calibrator.after(number)
 
     def measured(self, steps: int = 3) -> WindowKernels:
         """What the window has when its steps are read."""
