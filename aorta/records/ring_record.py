@@ -24,12 +24,20 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from aorta.errors import RecordWriteError
 from aorta.records.clocks import boot_id, read_clocks
 from aorta.records.files import open_own
-from aorta.records.progress import GIVEN_UP, NOBODY, UnreadableProgress, may_have_unread_rows, progress_files
+from aorta.records.progress import (
+    GIVEN_UP,
+    NOBODY,
+    ProgressWatch,
+    UnreadableProgress,
+    is_ending,
+    may_have_unread_rows,
+    progress_files,
+)
 from aorta.records.record_file import RecordWriter, header_of
 from aorta.records.run_files import RANK_FILE
 from aorta.records.schema import Anchor, Step
@@ -37,6 +45,9 @@ from aorta.records.schema import Anchor, Step
 _log = logging.getLogger(__name__)
 _SURELY_DEAD_S: Final = 600.0
 """Since the last line of another host's record: its locks may not be seen from here."""
+_ENDING_S: Final = 5.0
+"""For so long a process that was killed may hold its locks: its memory is freed first."""
+_LOOK_EVERY_S: Final = 0.01
 
 
 class RingRecord:
@@ -140,33 +151,50 @@ def uncollected() -> Iterator[None]:
 
 
 def salvage(folder: Path, problems: list[str] | None = None) -> int:
-    """Complete the records of a run folder whose ranks were killed; returns how many steps were appended. Sentences
-    about rings that cannot be used are added to `problems`.
+    """Complete the records of a run folder whose ranks were killed; returns how many steps were appended. Waits some
+    seconds at most for processes that are ending. Sentences about rings that cannot be used are added to `problems`.
     """
-    messages = [] if problems is None else problems
-    return sum(_salvaged(folder, path, messages) for path in progress_files(folder) if may_have_unread_rows(path))
+    messages, until_s = [] if problems is None else problems, time.monotonic() + _ENDING_S
+    paths = [path for path in progress_files(folder) if may_have_unread_rows(path)]
+    return sum(_salvaged(folder, path, messages, until_s) for path in paths)
 
 
-def _salvaged(folder: Path, path: Path, problems: list[str]) -> int:
+def _salvaged(folder: Path, path: Path, problems: list[str], until_s: float) -> int:
     try:
         with open_own(path, existing=True) as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            with closing(RingRecord(folder, path)) as record:
-                process = record.ring.process
-                elsewhere = process is None or process.boot_id != boot_id()
-                if elsewhere and time.time() - record.path.stat().st_mtime < _SURELY_DEAD_S:
-                    return 0
-                record.claim(of_dead=True)
-                count = record.append(late=True)
-                record.ring.is_whole = True
-                record.ring.keep_progress()
-    except BlockingIOError:  # the rank lives, or another process is at it
-        return 0
+            while True:
+                try:
+                    count = _completed(folder, path, file)
+                    break
+                except BlockingIOError:  # the rank lives or is ending, or another process is at it
+                    process = ProgressWatch(path).facts
+                    if not is_ending(process):
+                        return 0
+                    if time.monotonic() > until_s:
+                        raise TimeoutError(f"process {process.pid} is still ending; ask again later") from None
+                    time.sleep(_LOOK_EVERY_S)
     except Exception as error:  # noqa: BLE001  a ring comes from elsewhere; what the record has is read all the same
         why = (error.strerror if isinstance(error, OSError) else None) or str(error)
         problems.append(f"{path.name}: steps that its rank had finished may be missing: it cannot be used: {why}")
         _log.info("%s: nothing is taken from it: %s: %s", path, type(error).__name__, error)
         return 0
+    return count
+
+
+def _completed(folder: Path, path: Path, file: BinaryIO) -> int:
+    """Append what a dead rank has not written; raises BlockingIOError where it or another process holds a lock."""
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    if not may_have_unread_rows(path):  # another process was at it meanwhile
+        return 0
+    with closing(RingRecord(folder, path)) as record:
+        process = record.ring.process
+        elsewhere = process is None or process.boot_id != boot_id()
+        if elsewhere and time.time() - record.path.stat().st_mtime < _SURELY_DEAD_S:
+            return 0
+        record.claim(of_dead=True)
+        count = record.append(late=True)
+        record.ring.is_whole = True
+        record.ring.keep_progress()
     if count:
         _log.info("%s: appended %d steps that the killed rank had not written", record.path, count)
     return count

@@ -3,21 +3,37 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
+import subprocess
+import sys
+import threading
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
+import msgspec
 import pytest
 
 from aorta.read.record import load_run
 from aorta.records import ring_record
-from aorta.records.progress import ROWS_AT, SLOTS, may_have_unread_rows
+from aorta.records.clocks import boot_id
+from aorta.records.progress import (
+    ROWS_AT,
+    SLOTS,
+    ProgressFacts,
+    is_ending,
+    may_have_unread_rows,
+    pid_namespace,
+    start_ticks,
+)
 from aorta.records.ring_file import ROW
 from aorta.records.ring_record import salvage
 from aorta.records.ring_steps import MOST
 from tests.recording.told_program import Recorded, steps_of
-from tests.runs import until
+from tests.records.test_progress import facts as facts_of_any
+from tests.runs import HANGS_S, until
 
 STEPS = MOST + 3
 
@@ -83,6 +99,41 @@ def test_the_record_of_a_rank_that_lives_is_left_alone(tmp_path):
         program.end()
     assert steps_of(program.record) == list(range(STEPS))
     assert not may_have_unread_rows(program.ring)
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_killed_rank_is_waited_for_until_it_has_given_up_its_lock(run, monkeypatch, ends):
+    problems = []
+    monkeypatch.setattr(ring_record, "_ENDING_S", HANGS_S if ends else 0)
+    with (run / "progress" / "rank_0.bin").open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        if ends:
+            threading.Timer(0.2, lambda: fcntl.flock(held, fcntl.LOCK_UN)).start()
+        count = salvage(run, problems)
+    if ends:
+        assert (problems, steps_of(run / "rank_0_metrics.jsonl")) == ([], list(range(STEPS)))
+    else:
+        assert count == 0
+        (problem,) = problems
+        assert problem.endswith("is still ending; ask again later")
+
+
+def test_whether_a_process_is_ending():
+    def facts(pid: int, **more: Any) -> ProgressFacts:
+        of_process = {"pid": pid, "start_ticks": start_ticks(pid), "pid_namespace": pid_namespace(), **more}
+        return msgspec.structs.replace(facts_of_any(), **{"boot_id": boot_id(), **of_process})
+
+    assert not is_ending(facts(os.getpid()))
+    assert is_ending(facts(os.getpid(), start_ticks=1))
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        of_child = facts(child.pid)
+        assert not is_ending(of_child)
+        child.kill()
+        assert is_ending(of_child)  # whatever the kernel is at
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert is_ending(of_child)
+        assert not is_ending(facts(child.pid, boot_id="another"))
+    assert is_ending(of_child)
 
 
 def test_a_ring_of_another_record_or_a_damaged_one_is_left_alone(run):
