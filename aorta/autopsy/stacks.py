@@ -92,8 +92,9 @@ def _answering(file: BinaryIO) -> Iterator[None]:
     try:
         yield
     finally:
-        server.shutdown(socket.SHUT_RDWR)  # wakes the thread, which closing it would not
-        thread.join()
+        if thread.is_alive():  # not in a forked child
+            server.shutdown(socket.SHUT_RDWR)  # wakes the thread, which closing it would not
+            thread.join()
         OF_THIS_PROCESS.discard(server.fileno())
         server.close()
 

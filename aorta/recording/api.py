@@ -239,12 +239,18 @@ def record(
                 if error.code not in (None, 0):
                     raise
                 leaving = error
+            if os.getpid() != topology.pid:  # a forked child only takes off what it has of its parent's recording
+                if leaving is not None:
+                    raise leaving
+                return
             run.progress.enter("closing")
             run.calibrator.close()
             recording._end()
             instrument.recorder.finish()
             run.record.complete(instrument)
         except BaseException as error:
+            if os.getpid() != topology.pid:
+                raise
             recording._end()
             run.record.fail(instrument, _exit_code(error), f"rank {topology.rank}: {described(error)}")
             profiler.abandon(error)  # after the footer, as it waits for files

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import io
+import os
 import pickle
+import sys
 import time
 from contextlib import nullcontext
 from multiprocessing import get_context
@@ -23,8 +25,9 @@ import aorta
 from aorta.instrument import instrumentation
 from aorta.read.record import load_run
 from aorta.records.progress import read_progress
+from aorta.records.ring_file import RingFile
 from tests.recording.test_api import X, train
-from tests.runs import HANGS_S, record
+from tests.runs import HANGS_S, ROOT, environment, finished, record
 
 
 class Net(nn.Module):
@@ -138,6 +141,26 @@ def _in_a_child(model: nn.Module, recording: aorta.Recording) -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     dist.all_reduce(torch.ones(4))
     assert "_compiled_call_impl" not in vars(model.layers[0])
+
+
+def _ends_the_block(folder: Path, code: int) -> None:
+    with aorta.record(folder, model=(model := Net())) as recording:
+        train(model, recording, 2)
+        if (child := os.fork()) == 0:
+            sys.exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == code
+        assert RingFile.open(folder / "progress" / "rank_0.bin").owner != child
+        train(model, recording, 1)
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_forked_child_that_leaves_the_block_does_not_end_the_recording(tmp_path, code):
+    words = f"from pathlib import Path; from {__name__} import _ends_the_block as f; f(Path({str(tmp_path)!r}), {code})"
+    done = finished([sys.executable, "-c", words], own=environment(PYTHONPATH=str(ROOT)))
+    assert done.returncode == 0, done.stderr
+    assert (done.stderr.count(" recorded"), done.stderr.count("Traceback")) == (1, 0)
+    assert len(record(tmp_path).steps) == 3
+    assert record(tmp_path).footer.reason == "completed"
 
 
 def test_a_forked_child_has_no_part_in_the_recording(tmp_path, timed_by):
