@@ -62,13 +62,13 @@ class Peers:
     def from_first_rank(self, key: str, value: Any) -> Any:
         """Return `value` as the first rank passed it (JSON types); those of other ranks are ignored."""
         if self.is_first:
-            self.store.set(f"fact/{key}", json.dumps(value))
+            self._tell(f"fact/{key}", value)
         self._wait([f"fact/{key}"], self.ranks[:1], key)
         return json.loads(self.store.get(f"fact/{key}"))
 
     def gather(self, key: str, value: Any) -> list[Any]:
         """Return every rank's `value` (JSON types), in rank order; also a barrier."""
-        self.store.set(f"gather/{key}/{self.rank}", json.dumps(value))
+        self._tell(f"gather/{key}/{self.rank}", value)
         names = [f"gather/{key}/{rank}" for rank in self.ranks]
         self._wait(names, self.ranks, key)
         return [json.loads(text) for text in self.store.multi_get(names)]
@@ -131,7 +131,7 @@ class Peers:
                             reports[rank] = word["text"]
                 time.sleep(_POLL_S)
         except (RuntimeError, OSError) as error:
-            return f"the rendezvous store stopped answering ({_first_line(error)}): the process that held it is gone"
+            return _gone(error)
         parts = [f"rank {rank} failed: {text}" for rank, text in sorted(reports.items())]
         parts += [f"rank {rank} exited without reporting an error, or hangs" for rank in sorted(silent)]
         return "; ".join(parts) or "no rank reported an error of its own"
@@ -155,6 +155,12 @@ class Peers:
         self.report_failure(text, own=True)
         return RunIncomplete(f"rank {self.rank}: {text}; the traceback is in its log file")
 
+    def _tell(self, name: str, value: Any) -> None:
+        try:
+            self.store.set(name, json.dumps(value))
+        except (RuntimeError, OSError) as error:
+            raise PeerFailed(f"rank {self.rank}: {_gone(error)}") from error
+
     def _wait(self, names: list[str], ranks: list[int], what: str) -> None:
         try:
             until = time.monotonic() + self.timeout_s
@@ -176,6 +182,10 @@ class Peers:
             return bool(self.store.check([name]))
         except (RuntimeError, OSError):
             return False
+
+
+def _gone(error: BaseException) -> str:
+    return f"the rendezvous store stopped answering ({_first_line(error)}): the process that held it is gone"
 
 
 def _first_line(error: BaseException) -> str:

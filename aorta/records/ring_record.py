@@ -76,6 +76,11 @@ class RingRecord:
         """Whether the ring is still to be read: its record is not whole, and nobody has removed its folder."""
         return self._ring_path.exists() and not self.ring.is_whole
 
+    @property
+    def steps_lost(self) -> int:
+        """How many steps have ended that a record without an end lacks once all that can be read is appended."""
+        return 0 if self._writer.has_ended else max(self.ring.steps_ended - self._writer.steps_written, 0)
+
     def claim(self, *, of_dead: bool = False) -> bool:
         """Lock the record, and return whether its lines are this process's to make; the first time reads where it ends.
         A rank that makes its lines itself goes on doing so.
@@ -193,6 +198,8 @@ def _completed(folder: Path, path: Path, file: BinaryIO) -> int:
             return 0
         record.claim(of_dead=True)
         count = record.append(late=True)
+        if lost := record.steps_lost:
+            raise UnreadableProgress(f"rows of {lost} steps are lost")
         record.ring.is_whole = True
         record.ring.keep_progress()
     if count:

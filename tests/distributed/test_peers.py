@@ -92,6 +92,8 @@ def test_a_dead_store_is_said_and_waited_for_by_nobody():
     )
     with pytest.raises(PeerFailed, match=r"rank 1 waited 20 s for 'x' from rank 0 \(Connection reset by peer\)"):
         peers.from_first_rank("x", 1)
+    with pytest.raises(PeerFailed, match="rank 1: the rendezvous store stopped answering"):
+        peers.gather("x", 1)
     assert str(peers.explain(ValueError("x"))).startswith("rank 1: ValueError: x")
     assert "the rendezvous store stopped answering" in str(peers.explain(GLOO))
 

@@ -152,6 +152,16 @@ def test_a_ring_of_another_record_or_a_damaged_one_is_left_alone(run):
     assert record.read_text() == whole
 
 
+def test_steps_whose_rows_are_lost_are_said(run):
+    record, ring = run / "rank_0_metrics.jsonl", run / "progress" / "rank_0.bin"
+    written, data = len(steps_of(record)), ring.read_bytes()
+    ring.write_bytes(data[:ROWS_AT] + bytes(len(data) - ROWS_AT))
+    for _ in range(2):  # each who reads the run is told
+        (problem,) = load_run(run).health.files_left_out
+        assert problem.endswith(f"rows of {STEPS - written} steps are lost")
+    assert len(steps_of(record)) == written
+
+
 def test_a_folder_that_cannot_be_written_is_read_as_it_is(run, monkeypatch):
     monkeypatch.setattr(ring_record, "open_own", Mock(side_effect=OSError(errno.EROFS, os.strerror(errno.EROFS))))
     assert salvage(run) == 0
