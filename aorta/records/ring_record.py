@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 _SURELY_DEAD_S: Final = 600.0
 """Since the last line of another host's record: its locks may not be seen from here."""
 _ENDING_S: Final = 5.0
-"""For so long a process that was killed may hold its locks: its memory is freed first."""
+"""A process that was killed holds its locks for so long at most: its memory is freed first."""
 _LOOK_EVERY_S: Final = 0.01
 
 
@@ -167,28 +167,36 @@ def salvage(folder: Path, problems: list[str] | None = None) -> int:
 def _salvaged(folder: Path, path: Path, problems: list[str], until_s: float) -> int:
     try:
         with open_own(path, existing=True) as file:
-            while True:
-                try:
-                    count = _completed(folder, path, file)
-                    break
-                except BlockingIOError:  # the rank lives or is ending, or another process is at it
-                    process = ProgressWatch(path).facts
-                    if not is_ending(process):
-                        return 0
-                    if time.monotonic() > until_s:
-                        raise TimeoutError(f"process {process.pid} is still ending; ask again later") from None
-                    time.sleep(_LOOK_EVERY_S)
+            return _completed(folder, path) if _has_died(path, file, until_s) else 0
+    except BlockingIOError:  # another process is at it
+        return 0
     except Exception as error:  # noqa: BLE001  a ring comes from elsewhere; what the record has is read all the same
         why = (error.strerror if isinstance(error, OSError) else None) or str(error)
         problems.append(f"{path.name}: steps that its rank had finished may be missing: it cannot be used: {why}")
         _log.info("%s: nothing is taken from it: %s: %s", path, type(error).__name__, error)
         return 0
-    return count
 
 
-def _completed(folder: Path, path: Path, file: BinaryIO) -> int:
-    """Append what a dead rank has not written; raises BlockingIOError where it or another process holds a lock."""
-    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+def _has_died(path: Path, file: BinaryIO, until_s: float) -> bool:
+    """Return whether the rank of a ring has died, and lock it, after a wait for one that is ending. A child that it
+    forked, and that lives on, keeps the lock as it has mapped the ring too, but stores nothing there.
+    """
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not is_ending(ProgressWatch(path).facts):
+                return False
+            if time.monotonic() < until_s:
+                time.sleep(_LOOK_EVERY_S)
+                continue
+        return True
+
+
+def _completed(folder: Path, path: Path) -> int:
+    """Append what a dead rank has not written; returns how many steps. Raises BlockingIOError where another process has
+    the record locked.
+    """
     if not may_have_unread_rows(path):  # another process was at it meanwhile
         return 0
     with closing(RingRecord(folder, path)) as record:
