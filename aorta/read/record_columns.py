@@ -315,6 +315,12 @@ class _Record:
             texts.append(f"{name}: {repeated} step(s) repeat a global step; the first of each is used")
         if footer is not None and footer.steps_written != read:
             texts.append(f"{name}: its footer counts {footer.steps_written} steps, {read} could be read")
+        if footer is not None and footer.steps_lost:
+            every_step = footer.steps_written + footer.steps_lost
+            texts.append(
+                f"{name}: {footer.steps_lost} of {every_step} steps have no line: what was noted of them was "
+                "overwritten before lines were made of it, or the device never reached their end"
+            )
         columns = dict(zip(_OF_ROWS, rows, strict=True))
         if (columns["backend_end_ns"] == NO_TIME).all():
             del columns["backend_end_ns"]
@@ -404,8 +410,4 @@ def _reconciled(steps: Steps, rows: Ints, footer: Footer | None) -> tuple[Steps,
         verb = "is" if between == 1 else "are"
         why = f"{TEXT.count(between, 'collective')} outside of steps (checkpoints, evaluation, after the last step) "
         gaps.append(Gap("", f"{why}{verb} in no metric"))
-    if footer is not None and footer.steps_lost:
-        every_step = footer.steps_written + footer.steps_lost
-        why = f"{footer.steps_lost} of {every_step} steps have no line in the record: what was noted of them was "
-        gaps.append(Gap("", why + "overwritten before lines were made of it, or the device never reached their end"))
     return steps, gaps

@@ -189,18 +189,22 @@ class TrainingRun:
         run.progress.enter("closing")
         progress.close()
         # After the footer, as it waits for late ranks. After a signal there is no time for that.
+        in_place = run.record.writer.is_in_place
         if agreement.stopped_by is None:
-            run.clocks.at_end()
+            run.clocks.at_end(write=in_place)
         else:
             run.loggers.hurry()
         ended = "completed" if agreement.stopped_by is None else "signal"
-        _log.info("%s: %d steps, record in %s", ended, trained, folder.path)
+        if in_place:
+            _log.info("%s: %d steps, record in %s", ended, trained, folder.path)
+        else:
+            _log.warning("%s: %d steps, but %s was removed, renamed or replaced meanwhile", ended, trained, folder.path)
         try:
             self.profiler.settle(folder, stopped=agreement.stopped_by is not None)
         except TracesIncomplete as error:
             run.record.refused(error.exit_code, str(error))
             raise
-        if topology.rank == 0:
+        if topology.rank == 0 and in_place:
             path = shlex.quote(shown_path(folder.path))
             _log.info("Next: aorta report %s", path)
             windows = self.profiler.saved_traces if config.profiling.enabled else []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -138,9 +139,9 @@ def test_a_signal_ends_the_run_after_a_step_and_clocks_are_measured_without_one(
     footers = []
 
     class Clocks(recorded_run.ClockSynchronisation):
-        def at_end(self):
+        def at_end(self, *, write):
             footers.append(record(tmp_path).footer.reason)
-            return super().at_end()
+            return super().at_end(write=write)
 
     class Agreement(training.StopAgreement):
         def may_start(self, step):
@@ -158,6 +159,21 @@ def test_a_signal_ends_the_run_after_a_step_and_clocks_are_measured_without_one(
         assert (seen, footers) == ((143, 143, "signal", "SIGTERM"), [])
     else:  # behind the footer
         assert (seen, footers) == ((0, 0, "completed", None), ["completed"])
+
+
+def test_a_folder_that_was_removed_meanwhile_is_said(tmp_path, monkeypatch, caplog):
+    folder = tmp_path / "run"
+
+    class Agreement(training.StopAgreement):
+        def may_start(self, step):
+            if step == 1:
+                shutil.rmtree(folder)
+            return super().may_start(step)
+
+    monkeypatch.setattr(training, "StopAgreement", Agreement)
+    assert trained_here(monkeypatch, folder, "training.max_steps=2") == 0
+    assert f"completed: 2 steps, but {folder} was removed, renamed or replaced meanwhile" in caplog.messages
+    assert not [message for message in caplog.messages if "aorta report" in message or "clock_sync" in message]
 
 
 @pytest.mark.thorough
