@@ -78,8 +78,12 @@ class RingRecord:
 
     @property
     def steps_lost(self) -> int:
-        """How many steps have ended that a record without an end lacks once all that can be read is appended."""
-        return 0 if self._writer.has_ended else max(self.ring.steps_ended - self._writer.steps_written, 0)
+        """How many steps have ended that a record without an end lacks once all that can be read is appended. On a
+        device steps end that it has not reached.
+        """
+        if self._writer.has_ended or self.ring.facts.bound_ns is not None:
+            return 0
+        return max(self.ring.steps_ended - self._writer.steps_written, 0)
 
     def claim(self, *, of_dead: bool = False) -> bool:
         """Lock the record, and return whether its lines are this process's to make; the first time reads where it ends.
