@@ -93,13 +93,9 @@ class RingLines:
     Args:
         sink: receives finished steps in order.
         elsewhere: the record, where another process may make the lines; None: this one does.
-
-    Attributes:
-        steps_lost: how many steps ended and have no line; known at the end.
     """
 
     def __init__(self, ring: RingFile, sink: Callable[[Step], None], elsewhere: LentRecord | None) -> None:
-        self.steps_lost = 0
         self._ring, self._sink, self._elsewhere = ring, sink, elsewhere
         self._lines, self._read = deque[Step](), RingSteps(ring)
         self._unread, self._looked_s = 0, time.monotonic()
@@ -181,11 +177,16 @@ class RingLines:
         self._write(late=True)
         if self._unread and not self._has_stopped and self._elsewhere is None:
             _log.warning(
-                "%d steps are not in the record: their rows were overwritten before they were read, or a device never "
-                "reached their end",
+                "steps that are not in the record: %d; their rows were overwritten before they were read, or a device "
+                "never reached their end",
                 self._unread,
             )
-            self.steps_lost, self._unread = self._unread, 0
+            self._unread = 0
+
+    @property
+    def steps_ended(self) -> int:
+        """How many steps have ended."""
+        return self._ring.steps_ended
 
     @property
     def is_whole(self) -> bool:

@@ -319,7 +319,7 @@ class _Record:
             every_step = footer.steps_written + footer.steps_lost
             texts.append(
                 f"{name}: {footer.steps_lost} of {every_step} steps have no line: what was noted of them was "
-                "overwritten before lines were made of it, or the device never reached their end"
+                "overwritten before lines were made of it, the device never reached their end, or the disk was full"
             )
         columns = dict(zip(_OF_ROWS, rows, strict=True))
         if (columns["backend_end_ns"] == NO_TIME).all():

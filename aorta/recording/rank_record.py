@@ -178,7 +178,7 @@ class RankRecordWriter:
                 error="; ".join(filter(None, (error, self.ended_early))) or None,
                 device_clock=device_clock,
                 outside=instrument.recorder.outside,
-                steps_lost=instrument.recorder.steps_lost,
+                steps_lost=max(instrument.recorder.steps_ended - steps, 0),
             )
 
         try:

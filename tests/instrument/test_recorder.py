@@ -214,9 +214,9 @@ def test_steps_whose_rows_were_overwritten_are_counted_and_the_report_says_it(tm
     rig.recorder.finish()
     written = [line.global_step for line in rig.lines]
     assert written == list(range(20 - len(written), 20))
-    assert rig.recorder.steps_lost == 20 - len(written)
+    assert rig.recorder.steps_ended == 20
     assert 0 < len(written) < 20
-    write_rank(tmp_path, header(world_size=1), rig.lines, footer(len(written), steps_lost=rig.recorder.steps_lost))
+    write_rank(tmp_path, header(world_size=1), rig.lines, footer(len(written), steps_lost=20 - len(written)))
     why = f"rank_0_metrics.jsonl: {20 - len(written)} of 20 steps have no line: what was noted"
     assert any(problem.startswith(why) for problem in load_run(tmp_path).health.problems)
 
@@ -301,7 +301,7 @@ def test_a_step_is_written_once_the_device_has_passed_its_end_and_salvage_asks_i
     assert line.reasons["compute_ms"] == line.coverage.reason == "not compiled"
     assert line.copies is msgspec.UNSET
     device_rig.recorder.salvage()
-    assert (len(device_rig.lines), device_rig.recorder.steps_lost, device_rig.clock.drained) == (1, 1, 0)
+    assert (len(device_rig.lines), device_rig.recorder.steps_ended, device_rig.clock.drained) == (1, 2, 0)
 
 
 def test_finish_waits_for_the_device_and_every_mark_goes_back_once(device_rig: DeviceRig) -> None:

@@ -171,6 +171,7 @@ def test_a_full_disk_ends_the_record_and_not_the_job(tmp_path, model, monkeypatc
     kept, said = record(tmp_path), [each.message for each in caplog.records if "cannot write" in each.message]
     assert kept.problems == []
     assert 3 <= len(kept.steps) == kept.footer.steps_written < 5
+    assert kept.footer.steps_lost == 10 - len(kept.steps)
     (line,) = said
     assert line.endswith(". The loop goes on unrecorded")
     assert kept.footer.error.endswith(line.removesuffix(". The loop goes on unrecorded"))

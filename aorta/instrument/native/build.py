@@ -112,7 +112,7 @@ def ensure_built(mode: InstrumentMode, *, wanted: bool, emulated: bool) -> None:
             if not (path.exists() or _failure(path).exists()):
                 _build_in_child(path, lock)
     except (OSError, RuntimeError) as error:
-        _log.warning("the compiled interceptor cannot be built: %s", error)
+        _log.warning("the compiled interceptor cannot be built: %s; XDG_CACHE_HOME may name a folder for it", error)
     load.cache_clear()
 
 
