@@ -22,6 +22,7 @@ from aorta.errors import InputError
 from aorta.read.frames import Floats, Groups, Lane, SpanName, SpanRows, Spans, Steps, metric_columns
 from aorta.read.ledger import COMM, LANES, WHOLE, Gap, audit, balanced, lacking
 from aorta.read.run import Details, RankTables, Source, StepIntervals
+from aorta.read.traces.chrome_json import LARGEST_NS
 from aorta.read.traces.consistency import unrecorded, wrong_clocks
 from aorta.read.traces.files import TraceFiles, read_unit
 from aorta.read.traces.health import SHOWN_DOUBTS, check_rows, outlasting
@@ -152,8 +153,8 @@ def by_launch(trace: Trace) -> Trace:
     """Return the trace with the steps that its devices ran, where these lag behind the marks of the host.
 
     Where most time of the devices was launched in another step than it ran in, each step is what it launched, from the
-    first start to the last end. Where launches are not known and most time lies outside of the steps, there are none.
-    Of a device on another clock nothing is said.
+    first start to the last end, or for as long as its mark where that is longer and no other begins. Where launches are
+    not known and most time lies outside of the steps, there are none. Of a device on another clock nothing is said.
     """
     table, marks = trace.intervals, trace.windows
     if wrong := wrong_clocks(trace):
@@ -174,13 +175,16 @@ def by_launch(trace: Trace) -> Trace:
         known = table.take(launched != NULL)
         own = Groups(launched[launched != NULL])
         start, end = own.reduce(np.minimum, known.start_ns), own.reduce(np.maximum, known.end_ns)
-        step, steps = launched, windows(launched[launched != NULL][own.first], start, end)
+        numbers = launched[launched != NULL][own.first]
+        lasted = look_up(numbers, marks.step, marks.end_ns - marks.start_ns)
+        longer = np.minimum(start + lasted, np.append(start[1:], LARGEST_NS))  # idle time behind it is the step's, too
+        step, steps = launched, windows(numbers, start, np.maximum(end, longer))
         note += ": each step is what it launched"
         if of_launch := bool((steps.start_ns[1:] < steps.end_ns[:-1]).any()):
             steps = marks  # a row counts in one step: windows that overlap cannot say which
             note += ", for as long as the host's step lasted: the device works on several steps at once"
         else:
-            note += ", from its first start to its last end"
+            note += ", from its first start to its last end, or for as long as the host's step lasted"
         gaps += _of_unknown_steps(table, launched, on_device & ~linked, steps)
     elif length[outside].sum() > OUTSIDE * total:
         step, steps = np.full(len(table), NULL), NO_WINDOWS
