@@ -146,8 +146,11 @@ def _read_both_ways(trace: Trace, claims: Claims, *, lacks: bool) -> Intervals:
     launched = np.bincount(streams.of_row, rows.launch_ns[ran] != NULL, len(streams)) > 0
     strange = ~launched[streams.of_row] if launched.any() else np.zeros(len(ran), bool)
     sends = rows.cls == IntervalClass.COMM
-    if sends.sum() - sends[ran[strange]].sum() < (1 - EDGES) * _countable(claims):
+    expected, more = _countable(claims), sends[ran] & (rows.launch_ns[ran] == NULL)
+    if sends.sum() - sends[ran[strange]].sum() < (1 - EDGES) * expected:
         strange &= ~sends[ran]  # as many collectives were issued
+    elif sends.sum() - more.sum() >= (1 - EDGES) * expected > 0 and more.sum() > EDGES * expected:
+        strange |= more  # those that were issued ran without them
     if (rows.launch_ns[ran] != NULL).sum() >= (1 - DECIDED) * (~strange).sum():
         second[ran[strange]] = IntervalClass.UNKNOWN  # another process's, as all others have their launches
     issued = np.isin(claims.row_link, claims.link[claims.sends])
@@ -177,8 +180,8 @@ def _crossed(trace: Trace, claims: Claims) -> Iterator[Gap]:
 
 
 def _doubled(trace: Trace, claims: Claims) -> Iterator[Gap]:
-    """Yield the lanes in which kernels of one launch ran at once on a device: a launch that is no graph's runs one. All
-    where most calls are there twice.
+    """Yield the lanes in which a launch that is no graph's, and so runs one kernel, ran several at once on a device, or
+    one of the same name again, though no other launch lacks its own. All where most calls are there twice.
     """
     linked = (claims.launches > Launches.NOTHING) & np.isin(claims.link, claims.row_link) & (claims.link != NULL)
     twice = Groups(claims.link[linked], np.unique(claims.call[linked], return_inverse=True)[1]).sizes == NESTED
@@ -189,20 +192,33 @@ def _doubled(trace: Trace, claims: Claims) -> Iterator[Gap]:
     number = np.sort(claims.row_link[kernels])
     if not (shared := number[1:][number[1:] == number[:-1]]).size:
         return
-    several = np.intersect1d(shared, claims.link[claims.launches == Launches.KERNEL])
-    chosen = kernels[np.isin(claims.row_link[kernels], several)]
+    launched, made = _launches_of_numbers(claims, claims.launches == Launches.KERNEL)
+    chosen = kernels[np.isin(claims.row_link[kernels], np.intersect1d(shared, launched))]
     chosen = chosen[np.argsort(trace.intervals.start_ns[chosen], kind="stable")]
     rows = trace.intervals.take(chosen)
     # Rows that repeat another to the nanosecond are counted once (`check_rows`).
     once = np.sort(Groups(rows.start_ns, rows.end_ns, rows.name, claims.row_link[chosen]).first)
     chosen, rows = chosen[once], rows.take(once)
-    again = overlapping_ns(rows, rows.device, claims.row_link[chosen]) > 0
+    link = claims.row_link[chosen]
+    again = overlapping_ns(rows, rows.device, link) > 0
+    edges = Groups(np.tile(link, 2), np.append(rows.end_ns, rows.start_ns))
+    piece = np.bincount(edges.of_row[: len(rows)], minlength=len(edges))[edges.of_row[len(rows) :]] > 0
+    more = ~piece & (Groups(rows.device, rows.name, link, piece).position >= look_up(link, launched, made))
+    again |= more & (np.count_nonzero(more) > made[~np.isin(launched, number)].sum())
     for lane in (COMPUTE, COMM):
         own = rows.cls == LANE_CLASSES[lane]
         if (own & again).any():
-            why = "{count} kernels run at the same time as another of their launch, so rows are repeated"
+            why = "{count} kernels are of launches that ran another, so rows are repeated"
             weight, ran = np.ones(len(rows))[own & again], trace.intervals.cls == LANE_CLASSES[lane]
             yield from lost(why, (lane,), rows.step[own & again], weight, by_step(trace.intervals, ran), seen=False)
+
+
+def _launches_of_numbers(claims: Claims, chosen: NDArray[np.bool_]) -> tuple[Int64, Int64]:
+    """Return the numbers of some calls, and how many launches have each. A call inside of another has that one's."""
+    link = claims.link[chosen]
+    calls = Groups(link, np.unique(claims.call[chosen], return_inverse=True)[1])
+    numbers = Groups(link[calls.first])
+    return link[calls.first][numbers.first], numbers.reduce(np.maximum, calls.sizes)
 
 
 def _learned(trace: Trace, claims: Claims) -> Int64:
@@ -226,8 +242,7 @@ def _told_apart(trace: Trace, claims: Claims) -> tuple[Trace, Claims]:
         return trace, claims
     note = f"{trace.path}: {int(shared.sum())} rows have the numbers of several calls: which launched them is not known"
     again = (claims.launches == Launches.KERNEL) & np.isin(claims.link, number[count > NESTED])
-    calls = Groups(claims.link[again], np.unique(claims.call[again], return_inverse=True)[1])
-    made = int(Groups(claims.link[again][calls.first]).reduce(np.maximum, calls.sizes).sum())
+    made = int(_launches_of_numbers(claims, again)[1].sum())
     ran = int((shared & (trace.intervals.cls != IntervalClass.COPY)).sum())
     if ran < (1 - DECIDED) * made:
         why = f"{made} launches share numbers with others, and only {ran} kernels have these"

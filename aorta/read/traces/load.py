@@ -83,7 +83,7 @@ def load_traces(location: str, engine: Engine | None = None, comm_patterns: Sequ
             f"NOT COMPARABLE: steps in {location} last {_APART} times as long in some traces as in others:\n{listed}"
             "Their times are in another unit, or of other work: convert them, or leave these traces out"
         )
-    devices = _held_against_others(devices, traces, known_ranks if known_ranks > (world or 1) else 1)
+    devices = _held_against_others(devices, traces, known_ranks)
     if world is None:
         world = known_ranks
         numbering.append("no trace says how many ranks there were: the world size is the number of ranks read")
@@ -167,7 +167,7 @@ def _held_against_others(
         if key in unlike:
             why = f"kernels last {_APART} times as long or short as on other ranks, so their unit is another"
             device = _unknown(device, LANES, why)
-        elif ranks > 1 and device.whole["metrics"].get("comm_ms") == 0:
+        elif ranks > max(device.tables.source.world_size, 1) and device.whole["metrics"].get("comm_ms") == 0:
             device = _unknown(device, lanes, silent)
         elif key in differ:
             device = _unknown(device, LANES, differ[key], "window_ms")

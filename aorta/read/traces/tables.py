@@ -64,7 +64,7 @@ NAMES_DOUBTED: Final = "communication lacks rows, and may have run under names n
 CALLS_DOUBTED: Final = (
     "kernels are communication by one of name, arguments and call, and not by another: it is {bounds}"
 )
-STRANGERS: Final = "streams of which nothing was launched may be of another process: it is {bounds}"
+STRANGERS: Final = "kernels that no call launched may be of another process, or there twice: it is {bounds}"
 UNTIMED: Final = "no row of the device has a length, so it is not known how far it lags behind the steps of the host"
 WAITED: Final = (
     "the first or last collective of the trace lasts {length:.4g} ms, {share:.1%} of all communication: it seems to "
