@@ -109,6 +109,8 @@ def alerts(entries: Mapping[str, DatasetEntry], comparison: Comparison | None = 
 def _alerts(entry: DatasetEntry) -> Iterator[tuple[int, str]]:
     steps = entry.steps
     yield from ((fact.urgency, fact.short) for fact in facts(entry.health) if fact.urgency != NOTED)
+    if (traces := known(entry.health.traces)) and not any(trace.steps for trace in traces):
+        yield UNLIKE, "no step is marked: what is called a step is the whole trace"
     if (step := steps.first_loss_not_finite) is not None:
         yield DAMAGED, f"the loss was NaN or infinite, first in step {step}: what was timed may not train"
     if left_out := entry.left_out:

@@ -14,6 +14,7 @@ from aorta.analysis.aggregate import aggregate
 from aorta.analysis.cautions import FEW_STEPS, alerts, cautions
 from aorta.analysis.pace import LevelChange, level_change, slow_steps, unsettled
 from aorta.documents.dataset import DatasetEntry
+from aorta.documents.kernels import TraceEntry
 from aorta.read.frames import Floats
 from aorta.report.command import overlap_report
 from aorta.report.summary import write_report
@@ -60,6 +61,14 @@ def test_what_is_odd_is_said(tmp_path, steps, of_step, said):
 def test_a_loss_that_is_not_finite_comes_first(tmp_path):
     found = entry(tmp_path, 30, lambda at: {"reasons": {"loss": "was nan" if at >= 7 else "not read"}})
     assert alerts({"x": found})[0] == "the loss was NaN or infinite, first in step 7: what was timed may not train"
+
+
+@pytest.mark.parametrize("marked", [0, 1])
+def test_a_whole_trace_is_not_taken_for_a_step_unsaid(tmp_path, marked):
+    found = entry(tmp_path, 30)
+    found.health.traces = [partial(TraceEntry, steps=0), partial(TraceEntry, steps=marked)]
+    said = "no step is marked: what is called a step is the whole trace" in alerts({"x": found})
+    assert said is not bool(marked)
 
 
 def test_a_run_without_steps_has_none():
