@@ -114,6 +114,7 @@ GOOD = json.dumps(document([kernel(GEMM, number * 10, 5) for number in range(40)
         (GOOD.replace('"ts": 10,', '"ts": [10],', 1), "events that are not JSON are left out", True),
         (GOOD.replace('"name": "Cijk', '"name": {}, "x": "Cijk', 1), "events that are not JSON are left out", True),
         ('{"traceEvents": []}', "none of them work", False),
+        (re.sub('"ts": (\\d+)', r'"ts": "\1"', GOOD), "40 have no time that can be read", False),
         (GOOD.replace(str(BASE_NS), str(2**80), 1), "traceEvents|no clock", False),
         (GOOD.replace(str(BASE_NS), str(2**62), 1), "no clock", False),
         (json.dumps([1, 2, 3]), "Expected", False),

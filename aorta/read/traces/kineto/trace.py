@@ -447,6 +447,7 @@ def _trace(
     if not len(cls):
         why = "; it is partial: its loop ended before a step of this window was finished" if metadata.partial else ""
         why += f"; {_unknown(kept)[1]}" if kept.unknown else ""
+        why += f"; {untimed} have no time that can be read" if (untimed := kept.counters["without_times"]) else ""
         raise InputError(
             f"{path}: {kept.counters['events']} events, none of them work on a device, gloo's or an operator's{why}"
         )
