@@ -178,7 +178,7 @@ class PythonInterceptor:
         return index, dropped
 
     def end(
-        self, flags: int, why: int, outside: int, more_ns: int, ranges: Callable[[], None] | None
+        self, began_ns: int, flags: int, why: int, outside: int, more_ns: int, ranges: Callable[[], None] | None
     ) -> tuple[int, int, int]:
         """As `StepFunctions.end`."""
         with self._lock:
@@ -193,7 +193,7 @@ class PythonInterceptor:
         if ranges is not None:
             ranges()
         self.progress.end_step()
-        own_ns, self.own_ns = self.own_ns + more_ns + time.perf_counter_ns() - ended_ns, 0
+        own_ns, self.own_ns = self.own_ns + more_ns + time.perf_counter_ns() - began_ns, 0
         self.rows.append(rf.SUMMARY, flags, why, own_ns, self._index, issued, outside, ahead_before, ahead)
         self.rows.end(self._index, 0 if self._on_device else ended_ns, behind)
         return own_ns, ended_ns, behind

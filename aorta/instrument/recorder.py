@@ -64,17 +64,17 @@ class StepFunctions(NamedTuple):
             step, epoch << 32 | step, the first row of the step or `NOWHERE`, its learning rate or None, and as one of
             how many it was drawn, or None. Returns the index of its row, and how many collectives since the last step
             are part of none.
-        end: takes flags of the SUMMARY of the step, the number of why its boundary is unclear, how many collectives
-            were issued outside of steps, AORTA's own time beside what is counted, and None or what appends the caller's
-            ranges. Returns AORTA's own time, when the step ended, and the index behind its rows. What is recorded from
-            now on is part of the next one, where that continues it.
+        end: takes when AORTA's own work began, flags of the SUMMARY of the step, the number of why its boundary is
+            unclear, how many collectives were issued outside of steps, AORTA's own time beside what is counted, and
+            None or what appends the caller's ranges. Returns AORTA's own time, when the step ended, and the index
+            behind its rows. What is recorded from now on is part of the next one, where that continues it.
         span: takes a kind, the number of a name, the name, `x`, and whether the phase before continues afterwards.
         value: takes which value of the step it is, and the value; returns the index of its row.
         append: takes the fields of any row; returns its index.
     """
 
     begin: Callable[..., tuple[int, int]]
-    end: Callable[[int, int, int, int, Callable[[], None] | None], tuple[int, int, int]]
+    end: Callable[[int, int, int, int, int, Callable[[], None] | None], tuple[int, int, int]]
     span: Callable[..., StepSpan]
     value: Callable[[int, float], int]
     append: Callable[..., int]
@@ -216,7 +216,7 @@ class Recorder(RingLines):
 
     def end(self) -> None:
         """End the open step. What is issued from now on is part of the next one, where that continues it."""
-        why = flags = 0
+        began_ns, why, flags = time.perf_counter_ns(), 0, 0
         if self.boundary is not None:
             why, self.boundary = self._ring.text(self.boundary), None
         if self.own_is_counted:
@@ -226,7 +226,7 @@ class Recorder(RingLines):
             more_ns += self._share_ns()
         outside, self._outside = self._outside, 0
         ranges = self._append_ranges if self.user_marks.wait else None
-        own_ns, ended_ns, self._behind = self._end(flags, why, outside, more_ns, ranges)
+        own_ns, ended_ns, self._behind = self._end(began_ns, flags, why, outside, more_ns, ranges)
         if self.sampler is not None and self.sampler.every is None:
             self.sampler.took(own_ns, observed=not self.passes_over)
         self._between = True

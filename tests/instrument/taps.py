@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -115,6 +116,7 @@ class Tap:
 
     Attributes:
         meanwhile: is called while backends are asked for their counts.
+        clock_ns: says when AORTA's own work at the end of a step began.
     """
 
     def __init__(
@@ -134,6 +136,7 @@ class Tap:
         self._functions = self.interceptor.functions(self._counts)
         self.interception = self.interceptor.open(CPU, lambda: None) if looks else None
         self.meanwhile: Callable[[], None] = lambda: None
+        self.clock_ns = time.perf_counter_ns
         self.begin()
 
     def begin(self, flags: int = 0) -> int:
@@ -146,7 +149,7 @@ class Tap:
         return {}
 
     def end(self) -> SeenStep:
-        self._own_ns, _, behind = self._functions.end(0, 0, 0, 0, None)
+        self._own_ns, _, behind = self._functions.end(self.clock_ns(), 0, 0, 0, 0, None)
         return seen_in(self.ring, self._first, behind)
 
     def own_ns(self) -> int:

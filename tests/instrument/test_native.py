@@ -120,7 +120,7 @@ def test_its_own_time_is_that_of_hooks_and_what_surrounds_the_backend_s_call_and
 
     block = nn.Linear(2, 2)
     tap = Tap(compiled=True, looks=False)
-    interceptor = tap.interceptor
+    interceptor, tap.clock_ns = tap.interceptor, reading
     interceptor.ranges.watch("block", block)
     pointer = ctypes.CFUNCTYPE(ctypes.c_int64)(reading)
     works: list[Any] = []

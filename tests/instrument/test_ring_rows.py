@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ def stepped(interceptor: NativeInterceptor | PythonInterceptor, ring: RingFile) 
             value(rf.LOSS, 0.1)
             phases.append(enter("optimizer"))
         ranges = partial(append, rf.RANGE, 0, 9, 1, 2, 0, 0, 0, step)
-        own_ns, ended_ns, behind = end(rf.OWN_COUNTED, 2, 3, 1_000, ranges if lr > 0 else None)
+        own_ns, ended_ns, behind = end(time.perf_counter_ns(), rf.OWN_COUNTED, 2, 3, 1_000, ranges if lr > 0 else None)
         assert own_ns >= 1_000
         phases.append(enter("none"))
         rows, first = ring.rows_since(0)

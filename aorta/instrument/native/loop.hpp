@@ -125,10 +125,10 @@ struct Loop {
     return Py_BuildValue("LL", static_cast<long long>(loop.index), static_cast<long long>(dropped.count));
   }
 
-  // (flags, why, outside, more_ns, ranges) -> (own_ns, ended_ns, behind): as `StepFunctions.end`.
+  // (began_ns, flags, why, outside, more_ns, ranges) -> (own_ns, ended_ns, behind): as `StepFunctions.end`.
   static PyObject* end(PyObject* self, PyObject* const* arguments, Py_ssize_t /*count*/) {
     Loop& loop = object_of<Loop>(self);
-    const auto [flags, why, outside, more_ns] = words_of<4>(arguments);
+    const auto [began_ns, flags, why, outside, more_ns] = words_of<5>(arguments);
     if (PyErr_Occurred() != nullptr) {
       return nullptr;
     }
@@ -147,8 +147,8 @@ struct Loop {
       row.a2 = loop.before.ahead;
       row.b2 = loop.after.ahead;
     }
-    if (arguments[4] != Py_None) {
-      const auto none = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(arguments[4]));
+    if (arguments[5] != Py_None) {
+      const auto none = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(arguments[5]));
       if (!none) {
         return nullptr;
       }
@@ -156,7 +156,7 @@ struct Loop {
     const int64_t now = now_ns();
     loop.ring().enter(0, now);
     loop.ring().count_step();
-    row.a = noted.own_ns + more_ns + now - ended_ns;
+    row.a = noted.own_ns + more_ns + now - began_ns;
     loop.ring().append(row);
     loop.ring().store_y(loop.index, noted.rows);
     loop.ring().end(loop.index, loop.step().marks() ? 0 : ended_ns);
