@@ -71,7 +71,8 @@ WARM = (
 )
 REGIMES: dict[str, tuple[str, ...]] = {"cold": (), "warm": WARM}
 TURNS = {"ddp.cold": 60, "ddp.warm": 500, "fsdp.cold": 60, "fsdp.warm": 200}
-"""With the instrument, and as many without: the median difference is then known to some tens of microseconds."""
+"""With the instrument, and as many without: the median difference is then known to some tens of microseconds of ddp,
+warm, to a hundred of fsdp, warm, and to several hundred of large layers, whose steps vary by more."""
 TURN, COUNTED = 8, 4
 """Steps of a turn, and how many of them count."""
 NEVER = 1 << 40

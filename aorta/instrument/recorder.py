@@ -225,7 +225,7 @@ class Recorder(RingLines):
         if self._lines_ns:
             more_ns += self._share_ns()
         outside, self._outside = self._outside, 0
-        ranges = self._append_ranges if self.user_marks.wait else None
+        ranges = self._append_ranges if self.user_marks.has_ranges else None
         own_ns, ended_ns, self._behind = self._end(began_ns, flags, why, outside, more_ns, ranges)
         if self.sampler is not None and self.sampler.every is None:
             self.sampler.took(own_ns, observed=not self.passes_over)

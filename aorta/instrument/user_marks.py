@@ -58,7 +58,7 @@ class UserMarks:
         return _OpenRange(self, self._name(name))
 
     @property
-    def wait(self) -> bool:
+    def has_ranges(self) -> bool:
         """Whether any were recorded since they were taken."""
         return bool(self._marks.ranges)
 

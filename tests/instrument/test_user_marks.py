@@ -40,7 +40,7 @@ def test_ranges_have_their_depth_lie_in_each_other_and_an_error_ends_and_names_t
     ]
     assert outer.start_ns <= first.start_ns <= first.end_ns <= second.start_ns <= second.end_ns <= outer.end_ns
     assert outer.end_ns <= after.start_ns
-    assert not marks.wait  # taken once
+    assert not marks.has_ranges  # taken once
 
 
 def test_threads_are_told_apart_and_nest_by_themselves() -> None:

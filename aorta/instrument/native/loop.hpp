@@ -60,7 +60,7 @@ struct Loop {
   std::shared_ptr<Ranges> ranges;
   py::object counts;
   int64_t index = Ring::NOWHERE;  // of the row of the newest step
-  Counted before{}, after{};      // it
+  Counted before{}, after{};      // when that began, and when it ended
 
   Step& step() const { return ranges->step(); }
   Ring& ring() const { return *phases.ring; }

@@ -125,7 +125,7 @@ class Ring {
     std::atomic_thread_fence(std::memory_order_release);
     slot.row = row;
     slot.stamp.store(index + 1, std::memory_order_release);
-    __builtin_prefetch(&rows_[(index + 1) & (slots_ - 1)], 1);  // it was written a whole ring ago
+    __builtin_prefetch(&rows_[(index + 1) & (slots_ - 1)], 1);  // the next row's, which is in no cache
     return static_cast<int64_t>(index);
   }
 
