@@ -11,7 +11,7 @@ writes text from outside calls `redact`, of a document `redacted`; what is compa
 Each rule begins with a word, and from there on has repetitions that are bounded, or that nothing follows: so the work
 grows with the length of the text alone. Repetitions of more than single characters stand in atomic groups: possessive
 ones keep what an iteration that fails has passed, in Python before 3.11.5 (gh-106052). Must not touch keys, numbers or
-other values, or turn JSON into text that is none.
+other values. Of JSON only what stands in its strings is hidden, so that it stays JSON.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from __future__ import annotations
 import json
 import os
 import re
+from bisect import bisect_left
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from itertools import accumulate
 from typing import Any, Final
@@ -130,9 +133,54 @@ _SHAPED: Final = {begin: re.compile(rf"{_BEFORE}{begin}({rest})") for begin, res
 _PLAIN: Final = re.compile(r"[A-Za-z_]+|[\d.,:+-]+")
 
 
-def redact(text: str) -> str:
-    """Return the text with `...` in place of secrets."""
-    return _without(text, _spans(text))
+_STRING: Final = re.compile(r'"((?>(?:[^"\\]++|\\.)*))"')
+_ESCAPE: Final = re.compile(r"\\u[dD][89abAB][0-9A-Fa-f]{2}\\u[0-9A-Fa-f]{4}|\\u[0-9A-Fa-f]{4}|\\.")
+
+
+def redact(text: str, *, part_of_json: bool = False) -> str:
+    """Return the text with `...` in place of secrets.
+
+    Args:
+        part_of_json: it consists of whole tokens of JSON (RFC 8259). Documents and lines of JSON are known as such.
+    """
+    spans = list(_spans(text))
+    return _without(text, _in_strings(text, spans) if spans and (part_of_json or _is_json(text)) else spans)
+
+
+def _is_json(text: str) -> bool:
+    """Return whether a text is a document of JSON, or has one in each line."""
+    if text.lstrip()[:1] not in ("{", "[", '"'):
+        return False
+    for documents in ([text], text.strip().split("\n")):
+        with suppress(ValueError, RecursionError):
+            for document in documents:
+                json.loads(document)
+            return True
+    return False
+
+
+def _in_strings(text: str, spans: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Yield what of the spans is in a string of JSON, with whole escape sequences."""
+    waiting = deque(sorted(spans))
+    for string in _STRING.finditer(text):
+        begin_of_string, end_of_string = string.span(1)
+        escapes: list[tuple[int, int]] | None = None
+        while waiting and waiting[0][0] < end_of_string:
+            begin, end = waiting.popleft()
+            if end > end_of_string:  # the rest may be in other strings
+                waiting.appendleft((end_of_string, end))
+            begin, end = max(begin, begin_of_string), min(end, end_of_string)
+            if begin < end:
+                if escapes is None:
+                    escapes = [escape.span() for escape in _ESCAPE.finditer(text, begin_of_string, end_of_string)]
+                yield _edges(escapes, begin)[0], _edges(escapes, end)[1]
+
+
+def _edges(escapes: list[tuple[int, int]], position: int) -> tuple[int, int]:
+    """Return where the escape sequence around a position begins and ends, or the position itself twice."""
+    after = bisect_left(escapes, (position, position))
+    begin, end = escapes[after - 1] if after else (position, position)
+    return (begin, end) if begin < position < end else (position, position)
 
 
 def _without(text: str, spans: Iterable[tuple[int, int]]) -> str:

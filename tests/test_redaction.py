@@ -20,7 +20,7 @@ import fsspec
 import msgspec
 import pytest
 from hydra.core.global_hydra import GlobalHydra
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import aorta
@@ -151,13 +151,38 @@ def test_other_values_stay() -> None:
     assert redact(json.dumps(OTHERS)) == json.dumps(OTHERS)
 
 
-_TEXTS = st.lists(st.sampled_from([*HIDDEN, *OTHERS, *redaction.NAMES, *"\"\\'=:,[]{}@/- \n", "ü"])).map("".join)
+_PIECES = [
+    *HIDDEN,
+    *OTHERS,
+    *redaction.NAMES,
+    *redaction._RULES,
+    *"\"\\'=:,[]{}@/- \n",
+    "ü",
+    "\\\\",
+    "', ",
+    "\U0001f600",
+]
+_TEXTS = st.lists(st.sampled_from(_PIECES)).map("".join)
 
 
 @given(st.recursive(_TEXTS | st.integers(), lambda inner: st.lists(inner) | st.dictionaries(_TEXTS, inner)))
+@example({"https://me:hunter2x@h": "token:\\"})  # a backslash that ends a text is no quote of a text in it
+@example(["--token', ", "a"])  # nor is the quote that ends it the first of another word
+@example(["--token', \\", "password=\U0001f600"])
 def test_json_stays_json(document: object) -> None:
     for text in (json.dumps(document), json.dumps(document, indent=1), json.dumps(json.dumps(document))):
-        json.loads(redact(text))
+        shown = json.loads(redact(text))
+        assert _outline(shown) == _outline(json.loads(text))
+    lines = f"{json.dumps(document)}\n{json.dumps([document], ensure_ascii=False)}\n"
+    assert len([json.loads(line) for line in redact(lines).splitlines()]) == 2
+    json.loads(f"[{redact(f'{json.dumps(document)},{json.dumps(document)}', part_of_json=True)}]")
+
+
+def _outline(document: object) -> object:
+    """A document with its texts, and keys, left out: those that differ in secrets alone may be equal without them."""
+    if isinstance(document, dict):
+        return {}
+    return [_outline(value) for value in document] if isinstance(document, list) else isinstance(document, str)
 
 
 def test_values_of_the_environment_are_hidden_wherever_they_stand(
@@ -305,3 +330,12 @@ def test_what_a_run_records_has_no_secret(tmp_path: Path, monkeypatch: pytest.Mo
     assert [name for name, content in files.items() if CANARY in name or CANARY.encode() in content] == []
     assert b"tcp://a:...@h" in files["ran/run.json"]
     assert SHOWN_URL.encode() in files["loop/rank_0_metrics.jsonl"]
+
+
+def test_a_name_that_ends_like_a_secret_breaks_no_merged_trace(tmp_path: Path) -> None:
+    place = tmp_path / "t.json"
+    name = "token:\\"  # in JSON a second backslash follows, and behind the quote braces
+    place.write_text(json.dumps(document([*EVENTS, event("user_annotation", name, 5, 20, 4242, 4242)])))
+    assert main(["merge", str(place), "-o", str(tmp_path / "merged.json")]) == 0
+    merged = json.loads((tmp_path / "merged.json").read_text())
+    assert name in {event.get("name") for event in merged["traceEvents"]}

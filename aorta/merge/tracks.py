@@ -75,7 +75,8 @@ class TraceWriter:
 
     def _flush(self) -> None:
         """Write whole events, without secrets."""
-        self._file.write(redact(self._buffer.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape"))
+        shown = redact(self._buffer.decode("utf-8", "surrogateescape"), part_of_json=True)
+        self._file.write(shown.encode("utf-8", "surrogateescape"))
         self._buffer.clear()
 
 

@@ -286,4 +286,4 @@ def assemble(
         data=text_of_data,
     )
     before, bokeh, after = text.partition(f"<script>{scripts[0]}")  # the policy has the hashes of the scripts
-    return redact(before) + bokeh + after
+    return "".join([*map(redact, before.partition(text_of_data)), bokeh, after])
