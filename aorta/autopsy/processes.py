@@ -31,14 +31,13 @@ from aorta.autopsy.stacks import fatal_ending, stacks_of
 from aorta.errors import SIGNAL_EXIT_BASE
 from aorta.records.clocks import boot_id
 from aorta.records.files import decode_json, open_regular, read_small
+from aorta.records.process import pid_namespace, process_facts
 from aorta.records.progress import (
     STACKS_FILE,
     ProgressCollective,
     ProgressFacts,
     ProgressSeen,
     UnreadableProgress,
-    pid_namespace,
-    process_facts,
     progress_files,
     read_progress,
 )

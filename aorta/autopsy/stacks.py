@@ -27,7 +27,8 @@ from typing import BinaryIO, Final
 
 from aorta.autopsy.evidence import RankExit, ThreadStack
 from aorta.records.files import OF_THIS_PROCESS, open_own, read_small
-from aorta.records.progress import PROC, ProgressFacts, start_ticks
+from aorta.records.process import PROC, start_ticks
+from aorta.records.progress import ProgressFacts
 
 _THREAD: Final = re.compile(
     r"^(?:(?:Current thread|Thread) 0x(?P<id>[0-9a-f]+)(?: \[(?P<name>.*)\])?|Stack) \(most recent"

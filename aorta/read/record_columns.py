@@ -50,7 +50,7 @@ from aorta.read.record_details import (
 )
 from aorta.read.run import COMPLETED, NO_STEPS, RankTables, Source
 from aorta.records.clocks import boot_id
-from aorta.records.progress import process_facts
+from aorta.records.process import process_facts
 from aorta.records.record_file import (
     Problems,
     StepLine,

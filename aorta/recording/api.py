@@ -30,7 +30,7 @@ from aorta.config.schema import Clock, Devices, Loggers, Mode, Telemetry, Traini
 from aorta.config.schema import Instrument as InstrumentSettings
 from aorta.distributed.output_folder import CHECKPOINT_DIR, RequestedConfig, occupied, prepare
 from aorta.errors import AortaError, ConfigError, TracesIncomplete
-from aorta.instrument.compute_ranges import ModuleHook
+from aorta.instrument.module_hooks import ModuleHook
 from aorta.instrument.recorder import Recorder
 from aorta.instrument.transparent import not_compiled, observed_loading, observed_steps
 from aorta.loggers import Logger

@@ -26,8 +26,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from aorta.distributed.topology import random_states, set_random_states
 from aorta.instrument.dispatcher import Original, Work, first_tensor, with_work, work_in
 from aorta.instrument.emulation.stand_in import StandIn
-from aorta.instrument.in_flight import KeptAlive, TimedWork
 from aorta.instrument.operators import OPERATORS, tensors_in
+from aorta.instrument.timed_work import KeptAlive, TimedWork
 from aorta.parallel.plan import local_part
 from aorta.recording.train_step import TrainStep
 from aorta.records.schema import Phase

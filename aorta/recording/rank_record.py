@@ -31,7 +31,8 @@ from aorta.instrument.ring_lines import LentRecord
 from aorta.recording.meeting import joined
 from aorta.records.clocks import boot_id, read_clocks
 from aorta.records.files import shared_folder
-from aorta.records.progress import PROGRESS_DIR, PROGRESS_FILE, STACKS_FILE, ProgressFacts, pid_namespace, start_ticks
+from aorta.records.process import pid_namespace, start_ticks
+from aorta.records.progress import PROGRESS_DIR, PROGRESS_FILE, STACKS_FILE, ProgressFacts
 from aorta.records.record_file import RecordWriter
 from aorta.records.ring_file import RingFile
 from aorta.records.schema import Anchor, Calibration, DeviceClockFacts, Footer, Header, Step

@@ -186,7 +186,7 @@ class _ZeroLines:
             self._begun(open_run(1))
 
     def _begun(self, recording: Recording) -> None:
-        from aorta.instrument.compute_ranges import observe
+        from aorta.instrument.module_hooks import observe
 
         self._recording = recording
         recording.restart()  # in the thread that trains
@@ -411,7 +411,7 @@ def _call_before(owner: Any, name: str, do: Callable[..., None]) -> None:
 
 
 def _without_hooks(model: nn.Module, *_args: Any, **_named: Any) -> Callable[[bool], None]:
-    from aorta.instrument.compute_ranges import taken_out
+    from aorta.instrument.module_hooks import taken_out
 
     return taken_out(model)
 

@@ -1,5 +1,4 @@
-"""Where a rank is in its loop, and what it has issued, by its ring: while it runs, is stuck, or is dead; and what /proc
-says of its process, where `start_ticks` tells it from a later one of the same pid.
+"""Where a rank is in its loop, and what it has issued, by its ring: while it runs, is stuck, or is dead.
 
     progress = RingFile.create(path, process=facts).progress    # in the rank
     with progress.phase("checkpoint"):
@@ -20,8 +19,6 @@ once the file is there.
 from __future__ import annotations
 
 import os
-import re
-import signal
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -31,7 +28,6 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final, NamedTuple
 
 import msgspec
 
-from aorta.records.clocks import boot_id
 from aorta.records.files import decode_json, open_regular
 from aorta.records.schema import WORLD_LIMIT, Integer, Rank
 
@@ -40,7 +36,6 @@ if TYPE_CHECKING:  # loads numpy
 
     from aorta.records.ring_file import RingFacts, RingGroup
 
-PROC: Final = Path("/proc")
 PROGRESS_DIR: Final = "progress"
 PROGRESS_FILE: Final = "rank_{rank}.bin"
 STACKS_FILE: Final = "rank_{rank}.stacks"
@@ -81,9 +76,6 @@ LAYOUT: Final = (STATE_WORD, SINCE_WORD, DONE_WORD, _STEP_SHIFT, _PHASE_SHIFT, _
 _TRIES: Final = 10
 _RETRY_S: Final = 0.001
 _CHUNK: Final = 4096
-_SIGKILL: Final = 1 << signal.SIGKILL - 1
-_EXITING: Final = 0x4
-"""PF_EXITING of Linux (include/linux/sched.h): the process has begun to end, and still holds files and locks."""
 
 
 class ProgressFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -186,61 +178,6 @@ class ProgressSeen(msgspec.Struct, frozen=True, kw_only=True):
 
 class UnreadableProgress(ValueError):
     """A file is no ring, of another version, or too short."""
-
-
-class ProcessFacts(NamedTuple):
-    """Of /proc/PID/stat. `state` is its letter; `exit_code` as `os.waitstatus_to_exitcode` takes it, which is there
-    until the parent has asked for it.
-    """
-
-    state: str
-    flags: int
-    start_ticks: int
-    exit_code: int
-
-
-def process_facts(pid: int) -> ProcessFacts | None:
-    """Return what /proc says of a process; None: there is none, or no /proc."""
-    try:
-        text = (PROC / str(pid) / "stat").read_text()
-    except OSError:
-        return None
-    # Fields are counted from 1 in proc(5), and the second may hold blanks and parentheses.
-    fields = text.rpartition(")")[2].split()
-    return ProcessFacts(fields[0], int(fields[6]), int(fields[19]), int(fields[49]))
-
-
-def start_ticks(pid: int) -> int:
-    """Return when a process started, in ticks since boot; 0 where there is no /proc."""
-    facts = process_facts(pid)
-    return 0 if facts is None else facts.start_ticks
-
-
-def is_ending(facts: ProgressFacts) -> bool:
-    """Return whether the process of a ring has ended or is sure to, where it can be seen from here. It holds its locks
-    until the kernel has freed its memory.
-    """
-    if (facts.boot_id, facts.pid_namespace) != (boot_id(), pid_namespace()):
-        return False
-    process = process_facts(facts.pid)
-    try:
-        if process is None:  # or /proc hides it, as that of another user
-            os.close(os.pidfd_open(facts.pid))
-            return False
-        if process.start_ticks != facts.start_ticks or process.state in "ZX" or process.flags & _EXITING:
-            return True
-        signals = re.findall(r"^S[hi][dg]Pnd:\s*(\w+)$", (PROC / str(facts.pid) / "status").read_text(), re.MULTILINE)
-        return any(int(pending, 16) & _SIGKILL for pending in signals)
-    except (OSError, OverflowError):
-        return True
-
-
-def pid_namespace() -> int:
-    """Return the number of the namespace that this process sees pids of (pid_namespaces(7)); 0 without /proc."""
-    try:
-        return (PROC / "self" / "ns" / "pid").stat().st_ino
-    except OSError:
-        return 0
 
 
 class Progress:

@@ -29,12 +29,12 @@ from typing import BinaryIO, Final
 from aorta.errors import RecordWriteError
 from aorta.records.clocks import boot_id, read_clocks
 from aorta.records.files import open_own
+from aorta.records.process import is_ending
 from aorta.records.progress import (
     GIVEN_UP,
     NOBODY,
     ProgressWatch,
     UnreadableProgress,
-    is_ending,
     may_have_unread_rows,
     progress_files,
 )

@@ -22,7 +22,8 @@ from aorta.autopsy.processes import process_state, progress_evidence
 from aorta.autopsy.report import verdict_on_run
 from aorta.autopsy.stacks import parse_stacks
 from aorta.autopsy.watchdog import LEAST_S, RECENT_STEPS, Patience, WatchdogTask
-from aorta.records.progress import PROGRESS_DIR, ProgressState, pid_namespace, progress_files, start_ticks
+from aorta.records.process import pid_namespace, start_ticks
+from aorta.records.progress import PROGRESS_DIR, ProgressState, progress_files
 from aorta.records.ring_file import RingFile
 from tests.autopsy.watched_rank import facts
 from tests.runs import HANGS_S, until

@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 
 from aorta.instrument.dispatcher import Coalescing, DispatcherHook, all_groups, issued_by
-from aorta.instrument.in_flight import KeptAlive, TimedWork
 from aorta.instrument.operators import OPERATORS
+from aorta.instrument.timed_work import KeptAlive, TimedWork
 from aorta.records import ring_file as rf
 from aorta.records.schema import STALL_CUTOFF_NS
 from tests.instrument.taps import CPU, Answer, SeenCollective, Tap, answering

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from aorta.config.schema import EmulatedFabric, Sharing
 from aorta.instrument.emulation.emulated_link import DelayedWork, HostLinks, Link, Tally, Transfer
 from aorta.instrument.emulation.network import SLOTS, Arrivals, EmulatedNetwork, SharedLinks
-from aorta.instrument.in_flight import InFlight
+from aorta.instrument.timed_work import InFlight
 from aorta.records.progress import MOVED_WORD
 from tests.instrument.taps import SeenCollective, Tap
 from tests.known_answers.again import attempted, undisturbed

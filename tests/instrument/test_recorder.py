@@ -18,9 +18,9 @@ import torch
 from aorta.instrument import ring_lines
 from aorta.instrument.device_recorder import DeviceRecorder
 from aorta.instrument.event_clock import DeviceClock
-from aorta.instrument.in_flight import InFlight
 from aorta.instrument.python_interceptor import PythonInterceptor
 from aorta.instrument.recorder import Recorder, Scalar
+from aorta.instrument.timed_work import InFlight
 from aorta.read.record import load_run
 from aorta.records import ring_file as rf
 from aorta.records.progress import SLOTS
@@ -56,10 +56,10 @@ class Rig:
 
     def collective(self, *, ended: bool = True) -> InFlight:
         now_ns, rows, row = time.perf_counter_ns(), self.interceptor.rows, -1
-        if self.interceptor.is_open:
+        if self.interceptor.steps.is_open:
             row = rows.append(rf.COLLECTIVE, a=now_ns, b=(now_ns + 1) * 2 if ended else 0, x=8, group=self._group)
         issued = InFlight("allreduce", "0", 0, 8, now_ns, rows=rows, row=row)
-        self.interceptor._issued.append(issued)
+        self.interceptor.steps.issued.append(issued)
         before = self.counted[1]
         self.counted[1] = before + 1
         return issued
@@ -73,7 +73,7 @@ def rig() -> Rig:
 def test_finish_gives_callbacks_that_are_on_their_way_some_time(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     with rig.step():
         late = rig.collective(ended=False)
-    monkeypatch.setattr(ring_lines.time, "sleep", lambda _seconds: rig.interceptor._over(late))
+    monkeypatch.setattr(ring_lines.time, "sleep", lambda _seconds: rig.interceptor.steps.over(late))
     rig.recorder.finish()
     assert rig.lines[0].coverage.complete
     assert len(rig.lines) == 1
@@ -142,7 +142,7 @@ def test_a_call_of_another_thread_that_is_underway_at_a_steps_end_is_not_missing
     def step(counted: int, underway: int = 0) -> None:
         """So many have been counted at its end; one more call, or one fewer, is underway."""
         rig.recorder.begin(rig.facts(), continues=True)
-        rig.interceptor._add_underway(underway)
+        rig.interceptor.steps.add_underway(underway)
         if underway > 0:
             rig.collective()
         rig.counted[1] = counted
@@ -161,7 +161,7 @@ def test_at_the_tail_what_the_backend_has_completed_ends_at_the_latest(rig: Rig)
     with rig.step():
         done, not_done = (rig.collective(ended=False) for _ in range(2))
         done.has_completed, not_done.has_completed = (lambda: True), (lambda: False)
-        rig.interceptor.settle(12)
+        rig.interceptor.steps.settle(12)
     assert (done.end, done.end_source, not_done.end) == (12, "future", None)
     done.stamp("wait")
     assert (done.end, done.end_source) == (12, "future")  # the first to notice counts

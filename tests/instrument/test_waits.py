@@ -19,9 +19,9 @@ from aorta.instrument import backend_calls as measuring
 from aorta.instrument import python_interceptor
 from aorta.instrument.backend_calls import cutoff_from, slowest_of_host, stall_cutoff
 from aorta.instrument.device_streams import StreamOrder
-from aorta.instrument.in_flight import InFlight
 from aorta.instrument.instrumentation import Instrumentation
 from aorta.instrument.python_interceptor import PythonInterceptor
+from aorta.instrument.timed_work import InFlight
 from aorta.records import ring_file as rf
 from aorta.records.clocks import read_clocks
 from aorta.records.run_files import read_manifest

@@ -10,15 +10,8 @@ import pytest
 
 from aorta.instrument.ring_rows import RingRows
 from aorta.records import progress as module
-from aorta.records.progress import (
-    NOBODY,
-    ProgressFacts,
-    ProgressWatch,
-    UnreadableProgress,
-    pid_namespace,
-    read_progress,
-    start_ticks,
-)
+from aorta.records.process import pid_namespace, start_ticks
+from aorta.records.progress import NOBODY, ProgressFacts, ProgressWatch, UnreadableProgress, read_progress
 from aorta.records.ring_file import NO_DTYPE, ON_DEVICE, STEP, RingFacts, RingFile, RingGroup, RingOperator
 from aorta.records.schema import ClockReading
 

@@ -19,15 +19,8 @@ import pytest
 from aorta.read.record import load_run
 from aorta.records import ring_record
 from aorta.records.clocks import boot_id
-from aorta.records.progress import (
-    ROWS_AT,
-    SLOTS,
-    ProgressFacts,
-    is_ending,
-    may_have_unread_rows,
-    pid_namespace,
-    start_ticks,
-)
+from aorta.records.process import is_ending, pid_namespace, start_ticks
+from aorta.records.progress import ROWS_AT, SLOTS, ProgressFacts, may_have_unread_rows
 from aorta.records.ring_file import ROW
 from aorta.records.ring_record import salvage
 from aorta.records.ring_steps import MOST

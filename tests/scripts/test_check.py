@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from aorta.records.progress import process_facts
+from aorta.records.process import process_facts
 from tests.runs import environment
 from tests.scripts.conftest import ROOT, ready
 

@@ -46,7 +46,7 @@ from aorta.config.schema import Sharing
 from aorta.distributed.cuda import spin
 from aorta.instrument.dispatcher import Work
 from aorta.instrument.emulation.network import Arrivals, EmulatedNetwork, SharedLinks
-from aorta.instrument.in_flight import InFlight
+from aorta.instrument.timed_work import InFlight
 from aorta.timeline.classes import LOCKSTEP
 
 _log = logging.getLogger(__name__)

@@ -37,8 +37,8 @@ from aorta.instrument.dispatcher import Original, Work, group_in, implemented
 from aorta.instrument.emulation.emulated_link import HostLinks, StreamSleep
 from aorta.instrument.emulation.network import EmulatedNetwork
 from aorta.instrument.event_clock import HostClock, Mark
-from aorta.instrument.in_flight import InFlight
 from aorta.instrument.operators import is_async, offered, position_of, position_of_group, tensors_in
+from aorta.instrument.timed_work import InFlight
 
 
 class StandInRank(NamedTuple):

@@ -18,7 +18,6 @@ import torch.distributed as dist
 from torch import nn
 
 from aorta.instrument.backend_calls import DTYPES, group_seen
-from aorta.instrument.compute_ranges import observe
 from aorta.instrument.device_streams import DeviceStreams, StreamOrder, StreamWaits
 from aorta.instrument.dispatcher import (
     Coalescing,
@@ -29,6 +28,7 @@ from aorta.instrument.dispatcher import (
     shares_communicator,
 )
 from aorta.instrument.event_clock import HostClock, Mark
+from aorta.instrument.module_hooks import observe
 from aorta.instrument.operators import offered, position_of, position_of_group
 from aorta.instrument.recorder import Counts, StepFunctions
 from aorta.instrument.transparent import not_compiled
@@ -38,7 +38,7 @@ from aorta.records.schema import STALL_CUTOFF_NS, DeviceClockFacts
 
 
 class NativeRanges:
-    """Compiled counterpart of `compute_ranges.RowRanges`; rows are those of the compiled `step`."""
+    """Compiled counterpart of `row_ranges.RowRanges`; rows are those of the compiled `step`."""
 
     def __init__(self, module: Any, step: Any, ring: RingFile) -> None:
         self.compiled: Any = module.Ranges(step)

@@ -1,7 +1,7 @@
 // When blocks computed and a backward pass ended, marked without Python, on the host's clock or a device's: forward hooks on
 // modules, as C functions, and hooks on the nodes of their graph; and what C functions of Python share.
 //
-// The same as `aorta/instrument/compute_ranges.py` does (docs/dev/measuring.md, R5): hooks notify `Ranges`, and block passes and
+// The same as `aorta/instrument/row_ranges.py` does (docs/dev/measuring.md, R5): hooks notify `Ranges`, and block passes and
 // ends of backward passes become rows. Must not change a gradient, or touch a Python object in a backward pass.
 
 #pragma once

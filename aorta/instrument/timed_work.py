@@ -2,7 +2,7 @@
 behaves like the backend's and records when the caller was blocked.
 
 A wait on the host is bracketed where it happens. DDP waits in C++, on futures, where nothing can be bracketed: only the
-whole of it is (`compute_ranges.RowRanges`), and the waits inside follow from the order in which DDP waits, which is
+whole of it is (`row_ranges.RowRanges`), and the waits inside follow from the order in which DDP waits, which is
 that of issue. A handle created in Python must outlive every C++ caller that may still wait on it (R1), so `KeptAlive`
 keeps references. Must not wait for a backend's work more than once, or unless the caller does: gloo's
 reduce-scatter copies its result out inside `wait()`, and a second wait copies again (R6).
