@@ -3,7 +3,7 @@
 // A step enters some ten phases, each behind work of the model that has emptied the processor's caches: what counts is how
 // little code and memory a call touches. pybind11's overhead is several times the cost of a row, so these are functions of
 // Python's own interface, and a phase is known by the identity of its name. The same in Python:
-// `aorta/instrument/python_interceptor.py`. Must not be called without the interpreter lock.
+// `aorta/instrument/row_steps.py`. Must not be called without the interpreter lock.
 
 #pragma once
 
