@@ -10,7 +10,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import scipy
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from aorta.analysis.account import (
@@ -365,15 +365,25 @@ values = st.lists(st.integers(-10_000, 10_000).map(lambda value: value / 100), m
 
 
 @given(values, values)
+@example([0.01, 0.01, 0.01, 0.02], [0.01, 0.01, 0.01, 0.03])  # on the scale of logarithms
 def test_the_interval_is_that_of_turns_where_these_matter_else_welch_s(before, after):
+    found = change_of((), before, after)
+    (low, high), change_ms = found.interval_ms, np.mean(after) - np.mean(before)
+    if found.in_proportion:
+        assert min(*before, *after) > 0
+        reference_ms, before, after = np.mean(before), np.log(before), np.log(after)
     alike = np.corrcoef(before, after)[0, 1] if len(before) == len(after) else -1.0
     assume(abs(alike) > 1e-6 and (alike < 0 or np.ptp(np.subtract(after, before)) > 1e-6))
     t = scipy.stats
     expected = t.ttest_rel(after, before) if alike > 0 else t.ttest_ind(after, before, equal_var=False)
-    found, interval = change_of((), before, after), expected.confidence_interval(0.95)
-    assert found.interval_ms == pytest.approx((interval.low, interval.high))
-    assert found.p == pytest.approx(expected.pvalue, abs=1e-12)
-    assert found.certain() == (expected.pvalue < 0.05)
+    interval = expected.confidence_interval(0.95)
+    if found.in_proportion:
+        interval = [reference_ms * np.expm1(end) for end in (interval.low, interval.high)]
+        interval = min(interval[0], change_ms), max(interval[1], change_ms)
+    assert (low, high) == pytest.approx(tuple(interval))
+    p = expected.pvalue if expected.statistic * change_ms > 0 else 1.0
+    assert found.p == pytest.approx(p, abs=1e-12)
+    assert found.certain() == (p < 0.05)
 
 
 @pytest.mark.parametrize(("of_launch", "of_part"), [(0.3, 0.15), (0.02, 0.03)])
