@@ -90,12 +90,14 @@ def _streams(entry: DatasetEntry) -> Iterator[tuple[int | None, StreamGapsEntry,
 
 
 def collective_on_compute_stream(_dataset: LabelledRun, entry: DatasetEntry) -> Iterator[Finding]:
-    """A stream that has most of a device's computation also runs collectives: these never overlap with it (W24)."""
+    """A stream that has most of a device's computation also runs collectives: these never overlap with it (W24), and
+    nothing that another stream computes hides them.
+    """
     for rank, computing, total_ms in _streams(entry):
-        if computing.comm_ms >= MARGIN * max(computing.busy_ms, total_ms) and computing.comm_ms:
+        if computing.exposed_ms >= MARGIN * max(computing.busy_ms, total_ms) and computing.exposed_ms:
             yield Finding(
                 "collective_on_compute_stream",
-                f"rank {rank}: {TEXT.quantity(computing.comm_ms, 'ms')} of {TEXT.quantity(total_ms, 'ms')} of "
+                f"rank {rank}: {TEXT.quantity(computing.exposed_ms, 'ms')} of {TEXT.quantity(total_ms, 'ms')} of "
                 f"collectives run on stream {computing.stream}, the compute stream, and cannot be hidden",
                 rank=rank,
                 stream=computing.stream,
@@ -247,8 +249,8 @@ def host_bound_launches(_dataset: LabelledRun, entry: DatasetEntry) -> Iterator[
             yield Finding(
                 "host_bound_launches",
                 f"{who}, stream {row.stream}: {TEXT.percent(share, 0)} of the time the device waits for the "
-                f"host's next launch ({TEXT.quantity(late_ms, 'ms')}), which nothing holds up: "
-                f"{_FEWER_LAUNCHES}",
+                f"host's next launch ({TEXT.quantity(late_ms, 'ms')}), which no wait for the device holds up: "
+                f"load data ahead, or {_FEWER_LAUNCHES}",
                 rank=rank,
                 stream=row.stream,
             )

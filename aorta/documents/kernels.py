@@ -29,8 +29,8 @@ class KernelTotalEntry(msgspec.Struct):
 
 
 class StreamGapsEntry(msgspec.Struct):
-    """The time between the kernels of one stream, and that in its kernels of computation and communication; `reason`:
-    why it is not known how much of it waited for the host.
+    """The time between the kernels of one stream, and that in its kernels of computation and communication
+    (`exposed_ms`: that no stream's computation hides); `reason`: why it is not known how much waited for the host.
     """
 
     rank: int | None
@@ -40,6 +40,7 @@ class StreamGapsEntry(msgspec.Struct):
     busy_ms: float
     compute_ms: float
     comm_ms: float
+    exposed_ms: float
     gaps: int
     gap_ms: float
     gaps_known: int

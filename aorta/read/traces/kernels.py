@@ -22,7 +22,7 @@ import numpy as np
 from aorta.documents.kernels import KernelClass, KernelEntries, KernelTotalEntry, SlowdownEntry, StreamGapsEntry
 from aorta.read.frames import Groups
 from aorta.read.traces.interval_table import NULL, IntervalClass, Intervals, Trace, by_device, operations
-from aorta.timeline.arrays import IntervalArray, covered_ns, measure, merge
+from aorta.timeline.arrays import IntervalArray, covered_ns, measure, merge, subtract
 from aorta.timeline.classes import COMPUTE
 
 SHOWN_ROWS: Final = 500
@@ -180,9 +180,10 @@ def kernel_totals(trace: Trace) -> list[KernelTotalEntry]:
 def stream_gaps(trace: Trace) -> tuple[list[StreamGapsEntry], str | None]:
     """Return the gaps of every stream, the busiest stream of a device first; and why there are none. Copies count as
     kernels. `gaps_known` of the `gaps` end with a kernel whose launch is known; of those `launch_bound` ended with a
-    kernel whose launch call began after the kernel before it had ended: the device waited for the host.
-    `launch_bound_ms` is the whole length of these gaps; `host_wait_ms` of those before which the host was still waiting
-    for the device when that kernel ended, and launched after (None where such calls are not read).
+    kernel whose launch call began after the kernel before it had ended. `launch_bound_ms` is for how long nothing else
+    ran on the device in these gaps: it waited for the host. `host_wait_ms` is the part of it in gaps before which the
+    host was still waiting for the device when that kernel ended, and launched after (None where such calls are not
+    read): no more than it waited, for without that it would have launched so much sooner.
     """
     waits = trace.host_waits
     if waits is not None:
@@ -193,6 +194,7 @@ def stream_gaps(trace: Trace) -> tuple[list[StreamGapsEntry], str | None]:
         return [], NO_STREAMS
     gaps_of_streams: list[StreamGapsEntry] = []
     for rank, device, here in _devices(trace):
+        work, computing = merge(here.spans), merge(here.take(here.cls == IntervalClass.COMPUTE).spans)
         on_stream = here.take((here.stream != NULL) & (here.end_ns > here.start_ns))
         on_stream = on_stream.take(np.argsort(on_stream.start_ns, kind="stable"))
         of_device = []
@@ -204,12 +206,14 @@ def stream_gaps(trace: Trace) -> tuple[list[StreamGapsEntry], str | None]:
             known = between & (launch != NULL)
             bound = known & (launch > before)
             known_all = bool(known.any()) or not between.any()
-            waited = np.zeros(len(gap), bool)
+            idle = gap - covered_ns(IntervalArray(before, before + gap), work)
+            waited = np.zeros(len(gap), np.int64)
             if waits is not None:
                 first = np.searchsorted(waits.end, before)  # the first wait that ends at or after the kernel's end
-                waited = bound & (waits.start[first] < before) & (waits.end[first] <= launch)
+                held = bound & (waits.start[first] < before) & (waits.end[first] <= launch)
+                waited = np.where(held, np.minimum(idle, waits.end[first] - waits.start[first]), 0)
             compute, comm = (
-                measure(merge(rows.take(rows.cls == cls).spans)) for cls in (IntervalClass.COMPUTE, IntervalClass.COMM)
+                merge(rows.take(rows.cls == cls).spans) for cls in (IntervalClass.COMPUTE, IntervalClass.COMM)
             )
             of_device.append(
                 StreamGapsEntry(
@@ -218,14 +222,15 @@ def stream_gaps(trace: Trace) -> tuple[list[StreamGapsEntry], str | None]:
                     stream=int(rows.stream[0]),
                     kernels=len(rows),
                     busy_ms=float(rows.end_ns.max() - rows.start_ns[0] - gap.sum()) / 1e6,
-                    compute_ms=compute / 1e6,
-                    comm_ms=comm / 1e6,
+                    compute_ms=measure(compute) / 1e6,
+                    comm_ms=measure(comm) / 1e6,
+                    exposed_ms=measure(subtract(comm, computing)) / 1e6,
                     gaps=int(between.sum()),
                     gap_ms=float(gap.sum()) / 1e6,
                     gaps_known=int(known.sum()),
                     launch_bound=int(bound.sum()) if known_all else None,
-                    launch_bound_ms=float(gap[bound].sum()) / 1e6 if known_all else None,
-                    host_wait_ms=float(gap[waited].sum()) / 1e6 if known_all and waits is not None else None,
+                    launch_bound_ms=float(idle[bound].sum()) / 1e6 if known_all else None,
+                    host_wait_ms=float(waited.sum()) / 1e6 if known_all and waits is not None else None,
                     reason=None if known_all else "no launch of its kernels is known",
                 )
             )
