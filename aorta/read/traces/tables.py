@@ -154,7 +154,8 @@ def by_launch(trace: Trace) -> Trace:
 
     Where most time of the devices was launched in another step than it ran in, each step is what it launched, from the
     first start to the last end, or for as long as its mark where that is longer and no other begins. Where launches are
-    not known and most time lies outside of the steps, there are none. Of a device on another clock nothing is said.
+    not known, or only of less than half of the time, and much of it lies outside of the steps, there are none. Of a
+    device on another clock nothing is said.
     """
     table, marks = trace.intervals, trace.windows
     if wrong := wrong_clocks(trace):
@@ -186,7 +187,7 @@ def by_launch(trace: Trace) -> Trace:
         else:
             note += ", from its first start to its last end, or for as long as the host's step lasted"
         gaps += _of_unknown_steps(table, launched, on_device & ~linked, steps)
-    elif length[outside].sum() > OUTSIDE * total:
+    elif length[outside].sum() > OUTSIDE * total and 2 * length[(launched != NULL) & ~later].sum() < total:
         step, steps = np.full(len(table), NULL), NO_WINDOWS
         share = length[outside].sum() / total
         note = f"launches are unknown, and {share:.0%} of the device's time is outside of the steps: "
