@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import inf
 from typing import Any, Final
 
 import numpy as np
@@ -46,7 +47,7 @@ from aorta.read.traces.kernels import KernelFacts, kernel_facts
 from aorta.records.schema import ActiveSegment
 from aorta.timeline.arrays import Int64, IntervalArray, covered_ns, measure, merge, ranges, tile_windows
 from aorta.timeline.classes import COMPUTE, COPY, TRACE_LANES, UNKNOWN_KIND, doubtful
-from aorta.timeline.overlap import DECIDED, Bounds, Overlap, either, measure_windows
+from aorta.timeline.overlap import DECIDED, NS_PER_MS, Bounds, Overlap, either, measure_windows
 
 WHOLE_STEP: Final = 0
 """Step number of the single window of a trace that marks no steps."""
@@ -66,6 +67,7 @@ CALLS_DOUBTED: Final = (
 )
 STRANGERS: Final = "kernels that no call launched may be of another process, or there twice: it is {bounds}"
 UNTIMED: Final = "no row of the device has a length, so it is not known how far it lags behind the steps of the host"
+AHEAD: Final = "what the step launched runs longer than the host took for it: the host runs ahead of the device"
 WAITED: Final = (
     "the first or last collective of the trace lasts {length:.4g} ms, {share:.1%} of all communication: it seems to "
     "have waited for ranks whose recording began later or ended earlier, and is left out"
@@ -229,7 +231,7 @@ def _of_unknown_steps(
 @dataclass(frozen=True)
 class DeviceTimeline:
     """One device. Rows that may belong to another account have that one in `second`, and `why` says so. `waits` are in
-    no lane (`outlasting`).
+    no lane (`outlasting`). Only the `counted` rows communicate and copy (None: all).
     """
 
     device: int
@@ -238,6 +240,7 @@ class DeviceTimeline:
     why: str
     waits: Intervals
     copies_observed: bool
+    counted: npt.NDArray[np.bool_] | None = None
 
     @cached_property
     def lanes(self) -> dict[str, IntervalArray]:
@@ -265,7 +268,8 @@ class DeviceTimeline:
         ]
 
     def _lanes(self, cls: npt.NDArray[np.int8], kind: npt.NDArray[np.int8]) -> dict[str, IntervalArray]:
-        communicates, copied = cls == IntervalClass.COMM, cls == IntervalClass.COPY
+        counted = True if self.counted is None else self.counted
+        communicates, copied = counted & (cls == IntervalClass.COMM), counted & (cls == IntervalClass.COPY)
         chosen = {COMPUTE: cls == IntervalClass.COMPUTE}
         for name, code in (*KIND_CODE.items(), (UNKNOWN_KIND, NULL)):
             if (of_kind := communicates & (kind == code)).any():
@@ -376,9 +380,7 @@ def _device(trace: Trace, timeline: DeviceTimeline) -> DeviceTables:
     measured = timeline.measure(every)
     if trace.of_launch:
         for index, (step, marks) in enumerate(zip(names[:-1], measured, strict=False)):
-            launched = timeline.rows.step == step  # wherever it ran
-            own = replace(timeline, rows=timeline.rows.take(launched), second=timeline.second[launched])
-            measured[index] = replace(own.measure(own.whole)[0], window_ns=marks.window_ns)
+            measured[index] = _launched(timeline, timeline.rows.step == step, marks.window_ns)
     gaps = _gaps(trace, timeline, every, names)
     balances = [
         balanced(overlap, own, open_ended=name == WHOLE)
@@ -387,8 +389,11 @@ def _device(trace: Trace, timeline: DeviceTimeline) -> DeviceTables:
     *of_steps, of_whole = balances
     whole, values = measured[-1], of_whole.values
     if trace.of_launch:
-        for balance in of_steps:
+        for balance, overlap in zip(of_steps, measured, strict=False):
             balance.values["idle_ms"], balance.reasons["idle_ms"] = None, "the device works on several steps at once"
+            if max(overlap.compute_ns, overlap.comm_ns) > overlap.window_ns:
+                balance.values.update(dict.fromkeys(OF_LENGTH))
+                balance.reasons.update(dict.fromkeys(OF_LENGTH, AHEAD))
     waits_ns = covered_ns(every, merge(timeline.waits.spans)).tolist()
     for balance, waits, overlap in zip(balances, waits_ns, measured, strict=True):
         if waits > DECIDED * overlap.window_ns:
@@ -449,6 +454,19 @@ def _device(trace: Trace, timeline: DeviceTimeline) -> DeviceTables:
         },
         busy_ns=whole.window_ns - whole.idle_ns,
     )
+
+
+def _launched(timeline: DeviceTimeline, rows: npt.NDArray[np.bool_], window_ns: int) -> Overlap:
+    """Measure the rows that a step launched, wherever they ran. What any step computes hides its communication."""
+    own = replace(timeline, rows=timeline.rows.take(rows), second=timeline.second[rows])
+    (computed,), (beside,) = own.measure(own.whole), replace(timeline, counted=rows).measure(own.whole)
+    bounds = {**beside.bounds}
+    if bounds:
+        compute_ms, least_ms, most_ms = computed.compute_ns / NS_PER_MS, *bounds["exposed_comm_ms"]
+        bounds["compute_ms"] = computed.bounds.get("compute_ms", (compute_ms, compute_ms))
+        bounds["overlap_over_compute"] = 0.0, inf
+        bounds["exposed_share"] = least_ms * NS_PER_MS / window_ns, most_ms * NS_PER_MS / window_ns
+    return replace(beside, window_ns=window_ns, compute_ns=computed.compute_ns, bounds=bounds)
 
 
 def _columns(measured: Sequence[Mapping[str, float | None]]) -> dict[str, Floats]:
