@@ -5,6 +5,7 @@ that every script parses, is executable and begins by saying what it is for.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -102,6 +103,8 @@ def test_every_script_parses_can_be_run_and_stops_at_the_first_error():
         if not (begins_well and os.access(path, os.X_OK) and "set -euo pipefail" in lines):
             wrong.append(path)
     assert wrong == []
+    named = (word for path in run for word in re.findall(r"\btests/[\w/]+(?:\.py\b|(?=[ \n]))", path.read_text()))
+    assert [path for path in {*named} if not (ROOT / path).exists()] == []
 
 
 @pytest.mark.spec("D45")
