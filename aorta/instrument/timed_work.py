@@ -199,7 +199,18 @@ class TimedWork(dist._Work):
         return list(self._work.result())
 
     def source_rank(self) -> int:
-        return int(self._work.source_rank())
+        return int(self._work._source_rank())
+
+    _source_rank = source_rank  # which torch itself calls, of a receive from any rank
+
+    def _get_op_type(self) -> Any:
+        return self._work._get_op_type()
+
+    def _get_duration(self) -> float:
+        return float(self._work._get_duration())
+
+    def get_future_result(self) -> Any:
+        return self._work.get_future_result()
 
     def get_future(self) -> Any:
         issued = self._issued

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -309,6 +310,15 @@ def test_a_handle_whose_wait_moves_data_keeps_the_backends_work() -> None:
     oldest = next(iter(kept._completed.values()))
     assert oldest.result()[0].numel() == 1
     assert oldest.wait()
+
+
+def test_a_handle_answers_all_that_the_backends_work_answers() -> None:
+    """What it inherits would answer for no work: a receive from any rank asks where it came from."""
+    work = Mock(spec=dist.Work)
+    work._source_rank.return_value = 3
+    assert TimedWork(work, lambda inner: inner(), KeptAlive())._source_rank() == 3
+    asked = {name for name in dir(dist.Work) if not name.startswith(("__", "_pybind11"))} - {"boxed", "unbox"}
+    assert asked <= vars(TimedWork).keys()
 
 
 def test_a_devices_wait_is_repeated_for_every_stream_that_asks() -> None:
