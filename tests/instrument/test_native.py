@@ -177,6 +177,18 @@ def test_a_backend_s_count_is_the_one_that_python_is_told() -> None:
         dist.new_group()
 
 
+@pytest.mark.usefixtures("world_of_one")
+def test_a_group_that_is_destroyed_ends_its_threads_at_once() -> None:
+    """Who counts its collectives keeps nothing of it, or the threads would end in AORTA's own time."""
+    counts, threads = compiled_part().counts_function(dist.distributed_c10d), Path("/proc/self/task")
+    before = set(threads.iterdir())
+    dist.new_group()
+    counts()
+    assert set(threads.iterdir()) > before
+    dist.destroy_process_group(all_groups()[1])
+    assert set(threads.iterdir()) <= before
+
+
 def test_a_world_that_is_made_again_is_seen_again() -> None:
     """torch gives the second one the name of the first."""
     tap, seen = Tap(compiled=True), []

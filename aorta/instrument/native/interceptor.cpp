@@ -638,12 +638,14 @@ class Tap : public std::enable_shared_from_this<Tap> {
 };
 
 // How many collectives the backends of each process group have counted, by its identity: `dispatcher.counts_of_groups`.
-// Which backends there are is asked once: that takes longer than their counts.
+// Which devices they serve is asked once: that takes longer than their counts. No backend is referenced, not even weakly: its
+// destructor, which ends its threads, runs behind its last weak reference.
 struct BackendCounts {
   struct Group {
     py::weakref of;
     py::int_ identity;
-    std::vector<c10::weak_intrusive_ptr<c10d::Backend>> backends;
+    ProcessGroup* group;  // alive while `of` is
+    std::vector<c10::DeviceType> devices;
   };
   py::module_ c10d;  // `distributed_c10d`
   std::vector<Group> groups{};
@@ -665,36 +667,34 @@ struct BackendCounts {
   void learn(const py::dict& now) {
     groups.clear();
     for (const auto& [object, _] : now) {
-      auto& backends = groups.emplace_back(Group{py::weakref(object), reinterpret_cast<uintptr_t>(object.ptr()), {}}).backends;
+      auto& known = groups.emplace_back(Group{py::weakref(object), reinterpret_cast<uintptr_t>(object.ptr()), nullptr, {}});
       try {
-        const auto group = object.cast<c10::intrusive_ptr<ProcessGroup>>();
-        for (const c10::Device& device : group->getDeviceTypes()) {
-          const c10::weak_intrusive_ptr<c10d::Backend> backend(group->getBackend(device.type()));
-          if (std::find(backends.begin(), backends.end(), backend) == backends.end()) {
-            backends.push_back(backend);
-          }
+        known.group = object.cast<c10::intrusive_ptr<ProcessGroup>>().get();
+        for (const c10::Device& device : known.group->getDeviceTypes()) {
+          known.devices.push_back(device.type());
         }
       } catch (const std::exception&) {
-        backends.clear();
+        known.devices.clear();
       }
     }
   }
 
   // None where a backend keeps no count.
-  static std::optional<uint64_t> sum(const Group& group) {
+  static std::optional<uint64_t> sum(const Group& known) {
     uint64_t sum = 0;
+    std::vector<const c10d::Backend*> counted;  // one may serve several devices
     try {
-      for (const auto& known : group.backends) {
-        const auto backend = known.lock();
-        if (!backend) {
-          return std::nullopt;
+      for (const c10::DeviceType device : known.devices) {
+        const auto backend = known.group->getBackend(device);
+        if (std::find(counted.begin(), counted.end(), backend.get()) == counted.end()) {
+          counted.push_back(backend.get());
+          sum += backend->getSequenceNumberForGroup();
         }
-        sum += backend->getSequenceNumberForGroup();
       }
     } catch (const std::exception&) {
       return std::nullopt;
     }
-    return group.backends.empty() ? std::nullopt : std::optional(sum);
+    return counted.empty() ? std::nullopt : std::optional(sum);
   }
 
   static PyObject* now(PyObject* self, PyObject* /*none*/) {
