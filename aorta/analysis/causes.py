@@ -170,20 +170,24 @@ def causes(
     """Return the parts that make most of a change, the largest first; none where they make less than `_LEAST` of it.
 
     Args:
-        certain: parts that changed, the largest first; of a part and one that it has, the first counts.
+        certain: parts that changed; of a part and one that it has, the larger counts.
         step_ms: of the reference.
-        on_one_rank: the change of a part on the rank that makes it, 0 where several do. The others wait for that rank,
-            so the step changes by as much.
+        on_one_rank: what a part adds on the rank that makes its change, 0 where several do. The others wait for that
+            rank, so the step changes by as much, and their communication is exposed for as long.
     """
+    makes_ms = {part: max(abs(part.ms), abs(on_one_rank(part))) for part in certain if part.ms * change_ms > 0}
 
     def made(parts: Sequence[PartChange]) -> float:
-        return max(abs(sum(part.ms for part in parts)), *(abs(on_one_rank(part)) for part in parts), 0.0)
+        return max(abs(sum(part.ms for part in parts)), *(makes_ms[part] for part in parts), 0.0)
 
     named: list[PartChange] = []
-    for part in _apart([part for part in certain if part.ms * change_ms > 0 and abs(part.ms) >= MARGIN * step_ms]):
+    for part in _apart(sorted(makes_ms, key=lambda part: -makes_ms[part])):
+        if makes_ms[part] < MARGIN * step_ms:
+            break
         if named:
             make_most = made(named) >= MOST * abs(change_ms)
-            if abs(part.ms) < (_ALMOST * abs(named[-1].ms) if make_most else _COMPARABLE * abs(named[0].ms)):
+            least_ms = _ALMOST * makes_ms[named[-1]] if make_most else _COMPARABLE * makes_ms[named[0]]
+            if makes_ms[part] < least_ms:
                 break
         named.append(part)
     return named if made(named) >= _LEAST * abs(change_ms) else []
@@ -194,7 +198,7 @@ def compare_accounts(
     candidate: Side | str,
     differences: Sequence[FactDifference] = (),
     why_none: str | None = None,
-    headline_ms: float = 0.0,
+    headline_ms: float | None = None,
 ) -> AccountComparison:
     """Compare the accounts of two sides: of each part its means and change, which add up to the step's; and the cause.
 
@@ -207,7 +211,8 @@ def compare_accounts(
     Args:
         differences: of what was run; settings are named before the causes.
         why_none: the sentence that is said in place of causes, as where the sides did not do the same work.
-        headline_ms: by how much the verdict says that the median step changed; 0 where it is not decided.
+        headline_ms: by how much the verdict says that the median step changed, 0 where it says that it did not; None
+            where it is not decided.
     """
     sides = {"reference": reference, "candidate": candidate}
     unknown = [f"{name}: {side}" for name, side in sides.items() if isinstance(side, str)]
@@ -216,8 +221,8 @@ def compare_accounts(
     step = change_of((), *([account.step_ms for account in side] for side in (reference, candidate)))
     decided = step.certain() and abs(step.ms) >= MARGIN * step.reference_ms
     judged = _parts_that_cause(reference, candidate, MARGIN * step.reference_ms)
-    by_itself = _without_wholes([part for part in judged if part.certain()])
-    together = _without_wholes(_certain_together(judged))
+    by_itself = _whole_or_kinds([part for part in judged if part.certain()])
+    together = _whole_or_kinds(_certain_together(judged))
     change_ms = step.ms
     if not decided:
         sign = headline_ms or step.ms
@@ -227,7 +232,12 @@ def compare_accounts(
         change_ms = sum(part.ms for part in _apart(by_itself) if together and part.ms * together[0].ms > 0)
 
     def on_one_rank(part: PartChange) -> float:
-        return 0.0 if part.words[0] == EXPOSED else _on_rank(reference, candidate, part)[1]
+        rank, ms = _on_rank(reference, candidate, part)
+        if rank is None or part.words[0] == EXPOSED:
+            return 0.0
+        exposed_ms = _growth(reference, candidate, (EXPOSED,))[rank]
+        # A rank that waits less by as much as it does longer holds nobody up.
+        return max(ms + min(exposed_ms, 0.0), 0.0) if ms > 0 else min(ms + max(exposed_ms, 0.0), 0.0)
 
     named = causes(together, change_ms, step.reference_ms, on_one_rank)
     if why_none is not None:
@@ -242,7 +252,8 @@ def compare_accounts(
     text = why_none or (_NONE if decided else None)
     if texts:
         text = f"{_settings(differences)}{first_upper('; '.join(texts))}"
-        text += "." if decided or headline_ms else ", while the step itself is not decided."
+        of_step = "not decided" if headline_ms is None else "unchanged"
+        text += "." if decided or headline_ms else f", while the step itself is {of_step}."
     return AccountComparison(
         reason=None,
         step=_as_document(step, ()),
@@ -270,9 +281,9 @@ def _settings(differences: Sequence[FactDifference]) -> str:
 
 
 def _parts_that_cause(reference: Side, candidate: Side, least_ms: float) -> list[PartChange]:
-    """Return the parts that can have changed by as much, the largest change first: computation as one part, other work
-    by name, idle time both as one part and by place, exposed communication by kind and waiting or transfer, and as one
-    part where most of its change is not waiting.
+    """Return the parts that can have changed by as much on a rank, the largest change first: computation as one part,
+    other work by name, idle time both as one part and by place, exposed communication by kind and waiting or transfer,
+    and as one part where most of its change is not waiting.
     """
     candidates = []
     for part in changes(reference, candidate, 1):
@@ -281,9 +292,13 @@ def _parts_that_cause(reference: Side, candidate: Side, least_ms: float) -> list
         waiting_ms = sum(change.ms for change in below if change.words[-1] == WAITING)
         is_one = depth == 1 or (part.words[0] != OUTSIDE and abs(waiting_ms) < MOST * abs(part.ms))
         candidates += [*below, *([part] if is_one else [])]
-    judged = []
+    judged, ranks = [], max(len(account.ranks) for account in (*reference, *candidate))
     for part in sorted(candidates, key=lambda part: -abs(part.ms)):
-        if max(part.reference_ms, part.candidate_ms) >= least_ms:
+        mean_ms = max(part.reference_ms, part.candidate_ms)
+        if mean_ms >= least_ms or (
+            abs(part.ms) * ranks >= least_ms
+            and max(map(abs, _growth(reference, candidate, part.words).values()), default=0.0) >= least_ms
+        ):
             # What slows all parts of a launch alike leaves their shares.
             shares = (
                 [account.ms(len(part.words)).get(part.words, 0.0) / account.step_ms for account in side]
@@ -303,12 +318,21 @@ def _apart(parts: Sequence[PartChange]) -> list[PartChange]:
     return apart
 
 
-def _without_wholes(parts: Sequence[PartChange]) -> list[PartChange]:
-    """Return parts without exposed communication as one where others are parts of it and make most of its change: a
-    strategy changes kinds, of which none need be certain, in place of each other.
+def _whole_or_kinds(parts: Sequence[PartChange]) -> list[PartChange]:
+    """Return parts with exposed communication either by kind or as one: as one where its kinds make less than most of
+    its change, or took each other's place. A strategy changes kinds, of which none need be certain.
     """
-    below_ms = sum(part.ms for part in parts if part.words[0] == EXPOSED and len(part.words) > 1)
-    return [part for part in parts if part.words != (EXPOSED,) or below_ms / part.ms < MOST]
+    of_kind: defaultdict[Words, float] = defaultdict(float)
+    for part in parts:
+        if part.words[0] == EXPOSED and len(part.words) > 1:
+            of_kind[part.words[:2]] += part.ms
+    net_ms = sum(of_kind.values())
+    moved = abs(sum(ms for ms in of_kind.values() if ms * net_ms < 0)) >= MOST * abs(net_ms) if of_kind else False
+    return [
+        part
+        for part in parts
+        if part.words[0] != EXPOSED or (moved or net_ms / part.ms < MOST if len(part.words) == 1 else not moved)
+    ]
 
 
 def _certain_together(parts: Sequence[PartChange]) -> list[PartChange]:
@@ -369,22 +393,36 @@ def _amount(ms: float) -> str:
 
 
 def _deeper(reference: Side, candidate: Side, part: PartChange) -> PartChange:
-    """Return the part below a part that makes most of its change; itself where none does."""
-    below = changes(reference, candidate, 2, part.words) if len(part.words) == 1 else []
-    return next((change for change in below if change.certain() and change.ms / part.ms >= MOST), part)
+    """Return the part below a part that makes most of its change, where the others neither changed in proportion nor
+    made room for it; itself where none does.
+    """
+    for change in changes(reference, candidate, 2, part.words) if len(part.words) == 1 else []:
+        own_ms, others_ms = (ms * np.sign(part.ms) for ms in (change.ms, part.ms - change.ms))
+        # Growth of the others at most `_COMPARABLE` of its own, without a division by what may be 0.
+        apart = others_ms * change.reference_ms <= _COMPARABLE * own_ms * (part.reference_ms - change.reference_ms)
+        makes_most = own_ms >= MOST * abs(part.ms) >= -others_ms
+        if change.certain() and makes_most and apart:
+            return change
+    return part
 
 
 def _on_rank(reference: Side, candidate: Side, part: PartChange) -> tuple[int | None, float]:
     """Return on which of several ranks most of a change is, and how much it is there."""
+    growth = _growth(reference, candidate, part.words)
+    most = _most_of(growth, part.ms) if len(growth) > 1 else None
+    return most, 0.0 if most is None else growth[most]
+
+
+def _growth(reference: Side, candidate: Side, words: Words) -> dict[int, float]:
+    """Return by how much a part changed on each rank that all launches have."""
     growth = {}
     for rank in sorted(set.intersection(*(set(account.ranks) for account in (*reference, *candidate)))):
         before, after = (
-            float(np.mean([account.ranks[rank].ms(len(part.words)).get(part.words, 0.0) for account in side]))
+            float(np.mean([account.ranks[rank].ms(len(words)).get(words, 0.0) for account in side]))
             for side in (reference, candidate)
         )
         growth[rank] = after - before
-    most = _most_of(growth, part.ms) if len(growth) > 1 else None
-    return most, 0.0 if most is None else growth[most]
+    return growth
 
 
 def _most_of(growth: Mapping[int, float], sign: float) -> int | None:

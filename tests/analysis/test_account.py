@@ -157,7 +157,8 @@ def said_of(found: AccountComparison) -> str:
         ({DATA: 15.0}, "Waiting for the DataLoader +"),
         ({SEND: 12.0}, "Exposed allreduce, transfer +"),
         ({OPTIMIZER: -6.0}, "Optimizer -"),
-        ({FORWARD: 10.0, BACKWARD: 20.0}, "computation +"),
+        ({FORWARD: 10.0, BACKWARD: 20.0}, "Computation +"),  # in proportion
+        ({FORWARD: 20.0, BACKWARD: -12.0}, "Computation +"),  # most of what one phase gained the other lost
         ({SEND: 12.0, GAP: 11.0}, "; "),
     ],
 )
@@ -222,6 +223,11 @@ def test_exposed_communication_is_a_cause_as_a_whole_where_it_moves_between_kind
     found = compare_accounts(reference, candidate)
     assert named(found) == ["exposed communication"]
     assert [part.name for part in found.parts if part.cause] == [EXPOSED]
+    # A kind that takes another's place is a cause by as much as the whole changed, and none where it did not.
+    other = {**STEP, SEND: 0.0, WAIT: 0.0}
+    for scatter_ms, said in ((28.0, "Exposed communication +16"), (12.0, "None")):
+        found = compare_accounts(launches(STEP), launches({**other, scatter: scatter_ms}, seed=1))
+        assert str(found.sentence).startswith(said)
     # What is suffered is no cause, whether its kind is certain or not.
     waits = launches({**STEP, SEND: 0.0, WAIT: 0.0, OPTIMIZER: 16.0}, seed=1)
     longer(waits, (EXPOSED, "allgather", WAITING), (5, 35, 8, 33))
@@ -236,8 +242,9 @@ def test_a_part_is_certain_where_the_step_is_not_and_may_have_the_other_sign():
     assert (found.decided, found.step.change_ms < 0) == (False, True)
     assert str(found.sentence).startswith("Optimizer +")
     assert str(found.sentence).endswith(", while the step itself is not decided.")
-    slower, faster = (compare_accounts(reference, candidate, headline_ms=ms) for ms in (20.0, -20.0))
+    slower, same, faster = (compare_accounts(reference, candidate, headline_ms=ms) for ms in (20.0, 0.0, -20.0))
     assert (slower.causes, str(slower.sentence)[-4:], faster.causes) == (found.causes, " ms.", [])
+    assert str(same.sentence).endswith(", while the step itself is unchanged.")  # as the headline says
 
 
 def test_the_part_below_that_is_said_has_its_own_change():
@@ -267,18 +274,28 @@ def test_idle_time_of_a_tenth_of_the_step_is_explained_or_called_unexplained(idl
 
 
 def test_waiting_leads_to_the_rank_that_was_waited_for():
-    slow = launches({**STEP, WAIT: 22.0}, seed=1, late=1, late_ms={GAP: 25.0})
+    slow = launches({**STEP, WAIT: 22.0}, seed=1, late=1, late_ms={GAP: 12.0, DATA: 10.0})
     for each in slow:
         each.waited_for[1] = each.leaves[WAIT]
         each.ranks[1].leaves[WAIT] = 0  # the late rank waits for nobody
     for sides, sign in (((launches(STEP), slow), "+"), ((slow, launches(STEP)), "-")):
         said = said_of(compare_accounts(*sides))
         assert said.startswith(f"waiting for rank 1 {sign}20")
-        assert f"its idle between data and forward (outside timed blocks) {sign}25" in said
+        assert f"its idle between data and forward (outside timed blocks) {sign}12" in said
+
+
+@pytest.mark.parametrize(("ranks", "waits_less", "said"), [(8, 0.0, "idle"), (32, 0.0, "idle"), (8, 20.0, "exposed")])
+def test_what_one_rank_does_longer_is_the_cause_of_what_others_transfer_exposed(ranks, waits_less, said):
+    """Collectives queue behind the one for which others wait: exposed, and no transfer is slower. A rank that waits
+    less by as much as it does longer holds nobody up.
+    """
+    slow = launches({**STEP, SEND: 20.0}, seed=1, ranks=ranks, late=1, late_ms={GAP: 15.0, SEND: -waits_less})
+    (first,) = named(compare_accounts(launches(STEP, ranks=ranks), slow))
+    assert first.startswith(said)
 
 
 def test_a_rank_that_grew_and_the_waiting_for_it_are_said_once():
-    slow = launches({**STEP, WAIT: 22.0}, seed=1, ranks=3, late=1, late_ms={GAP: 60.0})
+    slow = launches({**STEP, WAIT: 22.0}, seed=1, ranks=3, late=1, late_ms={GAP: 22.0})
     for each in slow:
         each.waited_for[1] = each.leaves[WAIT]
     found = compare_accounts(launches(STEP, ranks=3), slow)

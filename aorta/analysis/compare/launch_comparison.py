@@ -252,7 +252,9 @@ def add_account(comparison: Comparison, sides: tuple[Subject, Subject], rules: R
     elif few > 1 and order is not None and not (order.comparable or rules.assume_no_drift):
         why_none = f"None is named: {order.reason}."
     step = comparison.metrics.get(GUARD)
-    headline_ms = step.difference or 0.0 if step is not None and step.verdict in DECIDED else 0.0
+    headline_ms = None
+    if step is not None and step.verdict in (*DECIDED, "equivalent"):
+        headline_ms = step.difference if step.verdict in DECIDED else 0.0
     comparison.account = compare_accounts(
         before.accounts, after.accounts, comparison.manifest_differences, why_none, headline_ms
     )
