@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from aorta.analysis.account import MARGIN
 from aorta.analysis.compare.rank_tests import least_launches
 from aorta.analysis.compare.verdict import (
     DECIDED,
@@ -148,17 +149,30 @@ def numbers(comparison: Comparison) -> str:
     elif lead.verdict == "inconclusive" and lead.test.p is not None and lead.test.p <= comparison.alpha:
         withheld = slower(metrics.get(GUARD), comparison.alpha)
         text += f" No gain: {withheld}." if withheld is not None and lead.test.effect.low is not None else ""
-    changed = changes_of(comparison, GUARD)
     if alone := [name for name in (GUARD, _EXPOSED) if mean_alone(comparison, name) is not None]:
         text += f" {first_upper(str(metrics[alone[0]].test.verdict_reason))}."
-    elif changed is not None:
-        of_mean, of_median = changed[0].change_ms / changed[0].reference_ms, changed[1]
-        if abs(of_mean - of_median) > _UNLIKE_MEAN * max(abs(of_mean), abs(of_median)):
-            text += f" The mean step: {_percent(of_mean)}."
+    elif (of_mean := _unlike_mean(comparison)) is not None:
+        text += f" The mean step: {_percent(of_mean)}."
     if host is not None:
         other = "candidate" if host.side == "reference" else "reference"
         text = f"The {host.side} is host-bound, the {other} is not. {text}"
     return text.strip()
+
+
+def _unlike_mean(comparison: Comparison) -> float | None:
+    """Return by which share the mean step changed, where that of the median is far from it; None where it is not, or
+    launches that are enough for a test leave open whether it changed.
+    """
+    step, account = comparison.metrics.get(GUARD), known(comparison.account)
+    if step is None or step.quotient is None or account is None or account.reason is not None:
+        return None
+    few = not comparison.tested or step.verdict == NOT_TESTED
+    mean = account.step if few else next(iter(changes_of(comparison, GUARD) or ()), None)
+    if mean is None or not mean.reference_ms:
+        return None
+    of_mean, of_median = mean.change_ms / mean.reference_ms, step.quotient - 1
+    least = max(_UNLIKE_MEAN * max(abs(of_mean), abs(of_median)), MARGIN if few else 0.0)
+    return of_mean if abs(of_mean - of_median) > least else None
 
 
 def evidence(comparison: Comparison) -> str:
