@@ -228,7 +228,7 @@ def difference_in_lead(
         side,
         leads,
         f"the {side} is host-bound: its host is {own} ahead of the device (median), the {other}'s {against}. "
-        "The sides differ in launch speed of their hosts, not in overlap.",
+        "The sides differ in launch speed of their hosts, and may differ in overlap for that reason.",
     )
 
 

@@ -354,6 +354,7 @@ def test_the_values_of_a_calibrated_side_are_compared_and_its_host_is_named(tmp_
     assert found.verdict == "regression"
     assert found.metrics["overlap_ratio"].candidate.value == pytest.approx(0.3769, abs=1e-4)
     assert found.host_bound.side == "candidate"
+    assert found.sentence.endswith(", and may differ in overlap for that reason.")  # as the verdict says
     assert "host-bound" in found.account.reason
     (said,) = (warning for warning in found.warnings if warning.startswith("overlap_ratio is measured by kernels"))
     assert "0 of 4 of the reference, 4 of 4 of the candidate" in said
