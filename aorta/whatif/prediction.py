@@ -44,6 +44,9 @@ _WORTH_SAYING: Final = 0.10
 """Part of the exposed time by which gain and reduction of exposed time may differ without a note."""
 BACKEND_BOUND: Final = 0.10
 """If the backend decided more than this part of the collectives, a flag says so: a faster network may gain less."""
+QUEUED_BOUND: Final = 0.01
+"""If collectives were queued behind others for more than this part of their time, a faster network may gain more: in
+the simulator with 0.028 of it, more than the interval holds (tests/whatif)."""
 LEVEL: Final = 0.95
 
 
@@ -113,6 +116,7 @@ class Prediction:
         overlap_ratio, exposed_comm_ms: medians over rank-steps; None: no communication.
         notes: why less exposed communication is not as much less of a step, and what is not known.
         real_network: the replay leaves out that communication slows computation beside it.
+        queued: it takes the time in which collectives were queued for a part of their transfer.
         launch_ms: the median of the changed steps, for comparison with a launch; less precise than `gain_ms`.
         steps, rank_steps: numbers of replayed steps, and of rank-steps in which the overlap was measured.
     """
@@ -126,6 +130,7 @@ class Prediction:
     rank_steps: int
     launch_ms: Value
     real_network: bool
+    queued: bool = False
     notes: tuple[str, ...] = ()
 
     @property
@@ -135,7 +140,7 @@ class Prediction:
 
     @property
     def upper_bound(self) -> bool:
-        return self.real_network and self.gain_ms.value >= 0
+        return self.real_network and not self.queued and self.gain_ms.value >= 0
 
     def as_json(self) -> dict[str, Any]:
         """Return plain JSON values; `identity` has the unchanged run."""
@@ -243,6 +248,7 @@ def predict_from(base: Base, changes: Sequence[Change]) -> Prediction:
         rank_steps=len(measured.step),
         launch_ms=_value(times.job_step_ms(), np.arange(len(base.program.steps)), wrong_by[0]),
         real_network=base.program.network is None,
+        queued=_queued(base.program),
     )
     if any(isinstance(change, WorldSize) for change in changes):
         # Intervals hold while the larger world's network is within `LAW_BOUND` of its formula.
@@ -289,8 +295,18 @@ def _where_exposed_went(prediction: Prediction, was: Measured, now: Measured, *,
     return tuple(f"free communication: {note}" if free else note for note in notes)
 
 
+def _queued(program: RunProgram) -> bool:
+    return program.queued_share > QUEUED_BOUND
+
+
 def _limits(program: RunProgram) -> Iterator[str]:
-    if program.network is None:
+    if _queued(program):
+        yield (
+            f"real network: in {TEXT.percent(program.queued_share, 0)} of their time collectives were queued behind "
+            "others, which is taken for a part of their transfer: a gain is no upper bound, and contention with "
+            "computation is ignored"
+        )
+    elif program.network is None:
         yield (
             "real network: a gain is an upper bound, because contention of communication with computation is ignored, "
             "and because measured transfer times include the library's own overhead, which a faster network does not "
@@ -343,7 +359,7 @@ def gains(
             the replay takes lateness away that the test over steps takes for chance.
     """
     program, step_ms = base.program, base.identity.replayed_ms
-    upper_bound = program.network is None
+    upper_bound = program.network is None and not _queued(program)
 
     def entry(what: _What, name: str, change: str | None, gains_ms: Floats, notes: Sequence[str] = ()) -> GainEntry:
         gain = gain_of(gains_ms, base.identity.missed_ms + STATED_ERROR * abs(float(np.median(gains_ms))))

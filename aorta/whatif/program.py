@@ -132,6 +132,7 @@ class RunProgram:
         collectives: number of them, of all steps and ranks.
         backend_was_limit: how many of them ended when the backend was done, not the network.
         arrival_unknown: how many of them were queued, so that their arrival on a device is known within bounds only.
+        queued_share: the part of all costs in which collectives without a link were queued behind others.
     """
 
     ranks: tuple[int, ...]
@@ -149,6 +150,7 @@ class RunProgram:
     collectives: int
     backend_was_limit: int
     arrival_unknown: int
+    queued_share: float = 0.0
 
     def recorded_step_ms(self) -> Floats:
         return np.asarray(self.recorded_ns.max(axis=1) / NS_PER_MS)

@@ -201,6 +201,7 @@ class _Reader:
         self._on_host = run.source.timer == HOST_TIMER
         self._law = network is not None and self._on_host and one_host
         self._arrival_unknown = self._collectives = self._backend_was_limit = 0
+        self._queued_ns = self._cost_ns = 0
         self._free: dict[tuple[int, int], int] = {}  # link and column -> until when it is busy
         self._busy_before: dict[tuple[int, int], int] = {}  # ... before the first step
 
@@ -227,6 +228,7 @@ class _Reader:
             collectives=self._collectives,
             backend_was_limit=self._backend_was_limit,
             arrival_unknown=self._arrival_unknown,
+            queued_share=self._queued_ns / self._cost_ns if self._cost_ns else 0.0,
         )
 
     def _step(self, index: int) -> StepProgram:
@@ -368,6 +370,8 @@ class _Reader:
         last = np.maximum.reduceat(issue, row.starts)[row.which]
         took = end - np.maximum(last, free)
         self._collectives += len(columns)
+        self._cost_ns += int(took.sum())
+        self._queued_ns += int(np.maximum(start - last, 0)[row.links < 0].sum())
         if not self._law:
             cost[positions, columns] = took
         else:

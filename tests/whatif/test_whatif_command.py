@@ -94,31 +94,37 @@ def test_without_a_change_it_says_what_there_is_to_gain(runs, capsys):
     assert re.search(r"\nallgather +[\d.]+ ms .* +comm\.kind\.allgather=free\n", said)
 
 
-def on_network(folder: Path, **fabric: str) -> Path:
+def on_network(folder: Path, job: Job = DDP, **fabric: str) -> Path:
     """A run on this network, whatever it was recorded on."""
-    record(DDP, folder)
+    record(job, folder)
     manifest = json.loads((folder / "run.json").read_text())
     manifest["config"]["fabric"] = fabric
     (folder / "run.json").write_text(json.dumps(manifest))
     return folder
 
 
-def test_on_a_real_network_a_prediction_is_an_upper_bound(tmp_path, capsys):
-    run = str(on_network(tmp_path / "run", kind="none"))
+@pytest.mark.parametrize(("speed", "upper_bound"), [(5.0, True), (1.0, False)])
+def test_on_a_real_network_a_prediction_is_an_upper_bound_unless_collectives_queue(
+    tmp_path, capsys, speed, upper_bound
+):
+    network = replace(DDP.network, gb_per_s=speed * DDP.network.gb_per_s, latency_us=0)
+    job, twice = (replace(DDP, network=replace(network, gb_per_s=by * network.gb_per_s)) for by in (1, 2))
+    run = str(on_network(tmp_path / "run", job, kind="none"))
 
     def said(*words: str) -> str:
         assert whatif_command([run, *words]) == 0
         return " ".join(capsys.readouterr().out.split())
 
     listed = json.loads(said("--json"))
-    assert listed["gains"][0]["change"] == "network.bandwidth=x2"
-    assert all(entry["upper_bound"] and ": at most " in entry["sentence"] for entry in listed["gains"])
-    for change, upper_bound, words in (
-        ("network.bandwidth=x2", True, r"at most [\d.]+ ms \([^)]+\) shorter"),
-        ("rank.1.late_ms=9", False, r"[\d.]+ ms \([^)]+\) longer"),
-    ):
-        assert json.loads(said("--set", change, "--json"))["upper_bound"] == upper_bound
-        assert re.search(rf"job step {words}, [\d.]+ % of \d+ ms, contention ignored", said("--set", change))
+    for entry in listed["gains"] + listed["bounds"]:
+        assert (entry["upper_bound"], ": at most " in entry["sentence"]) == (upper_bound, upper_bound)
+    faster, later = ("--set", "network.bandwidth=x2"), ("--set", "rank.1.late_ms=9")
+    predicted = json.loads(said(*faster, "--json"))
+    assert predicted["upper_bound"] == upper_bound
+    assert (truth(job).step_ms - truth(twice).step_ms <= predicted["gain_ms"]["high"]) == upper_bound
+    assert json.loads(said(*later, "--json"))["upper_bound"] is False
+    for change, words in ((faster, "at most " * upper_bound + r"[\d.]+ ms \([^)]+\) shorter"), (later, ".* longer")):
+        assert re.search(rf"job step {words}, [\d.]+ % of \d+ ms, contention ignored", said(*change))
 
 
 def test_groups_that_share_links_are_refused(tmp_path):
