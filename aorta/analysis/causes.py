@@ -165,17 +165,17 @@ def changes(reference: Side, candidate: Side, depth: int, below: Words = ()) -> 
 
 
 def causes(
-    certain: Sequence[PartChange], change_ms: float, step_ms: float, on_one_rank: Callable[[PartChange], float]
+    certain: Sequence[PartChange], change_ms: float, step_ms: float, on_a_rank: Callable[[PartChange], float]
 ) -> list[PartChange]:
     """Return the parts that make most of a change, the largest first; none where they make less than `_LEAST` of it.
 
     Args:
         certain: parts that changed; of a part and one that it has, the larger counts.
         step_ms: of the reference.
-        on_one_rank: what a part adds on the rank that makes its change, 0 where several do. The others wait for that
-            rank, so the step changes by as much, and their communication is exposed for as long.
+        on_a_rank: what a part adds on the rank where it changed most. Others wait for that rank, so the step changes by
+            as much, and their communication is exposed for as long.
     """
-    makes_ms = {part: max(abs(part.ms), abs(on_one_rank(part))) for part in certain if part.ms * change_ms > 0}
+    makes_ms = {part: max(abs(part.ms), abs(on_a_rank(part))) for part in certain if part.ms * change_ms > 0}
 
     def made(parts: Sequence[PartChange]) -> float:
         return max(abs(sum(part.ms for part in parts)), *(makes_ms[part] for part in parts), 0.0)
@@ -231,20 +231,20 @@ def compare_accounts(
         ]
         change_ms = sum(part.ms for part in _apart(by_itself) if together and part.ms * together[0].ms > 0)
 
-    def on_one_rank(part: PartChange) -> float:
-        rank, ms = _on_rank(reference, candidate, part)
+    def on_a_rank(part: PartChange) -> float:
+        ms, rank = _on_most(reference, candidate, part)
         if rank is None or part.words[0] == EXPOSED:
             return 0.0
         exposed_ms = _growth(reference, candidate, (EXPOSED,))[rank]
         # A rank that waits less by as much as it does longer holds nobody up.
         return max(ms + min(exposed_ms, 0.0), 0.0) if ms > 0 else min(ms + max(exposed_ms, 0.0), 0.0)
 
-    named = causes(together, change_ms, step.reference_ms, on_one_rank)
+    named = causes(together, change_ms, step.reference_ms, on_a_rank)
     if why_none is not None:
         named = []
     elif decided and step.certain(TOGETHER) and not named:
         more = [part for part in by_itself if part.p_of_share < 1 - LEVEL]
-        named = causes(more, change_ms, step.reference_ms, on_one_rank)
+        named = causes(more, change_ms, step.reference_ms, on_a_rank)
     said = {part: cause for part in named if (cause := _said_of(reference, candidate, part)) is not None}
     named = [*said]
     # What a rank does longer is said once, also where it and the waiting for that rank are causes.
@@ -385,6 +385,9 @@ def _said_of(reference: Side, candidate: Side, part: PartChange) -> tuple[Words,
     part = _deeper(reference, candidate, part)
     rank, ms = _on_rank(reference, candidate, part)
     where = "" if rank is None else f" (rank {rank}: {_amount(ms)})"
+    most_ms, _ = _on_most(reference, candidate, part)
+    if rank is None and part.words[0] != EXPOSED and abs(part.ms) <= MOST * abs(most_ms):
+        where = f" (up to {_amount(most_ms)} on a rank)"
     return part.words, rank, f"{in_words(part.words)} {_amount(part.ms)}{where}"
 
 
@@ -411,6 +414,12 @@ def _on_rank(reference: Side, candidate: Side, part: PartChange) -> tuple[int | 
     growth = _growth(reference, candidate, part.words)
     most = _most_of(growth, part.ms) if len(growth) > 1 else None
     return most, 0.0 if most is None else growth[most]
+
+
+def _on_most(reference: Side, candidate: Side, part: PartChange) -> tuple[float, int | None]:
+    """Return by how much a part changed on the rank where it changed most, and that rank; 0 and None without ranks."""
+    growth = _growth(reference, candidate, part.words)
+    return max(((ms, rank) for rank, ms in growth.items()), key=lambda of: of[0] * part.ms, default=(0.0, None))
 
 
 def _growth(reference: Side, candidate: Side, words: Words) -> dict[int, float]:
