@@ -20,7 +20,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from aorta.analysis.cautions import alerts
-from aorta.analysis.compare.verdict import ALL, NOT_TESTED, Rules
+from aorta.analysis.compare.verdict import ALL, NOT_TESTED, WITHHELD, Rules
 from aorta.analysis.headline import NOT_ALIKE, headline, numbers, verdict_label
 from aorta.command_line import shown_path
 from aorta.documents import as_json, known
@@ -197,15 +197,16 @@ class Candidates:
         """Return which side to take."""
         best = self.best
         if best is None:
-            count, compared = len(self.comparisons), len(self.judged)
+            judged = [comparison for comparison in self.judged.values() if comparison.verdict not in WITHHELD]
+            count, compared = len(self.comparisons), len(judged)
             if not compared:
                 return "no recommendation: no candidate could be compared with the reference"
-            steps = [comparison.metrics.get(JOB_STEP) for comparison in self.judged.values()]
+            steps = [comparison.metrics.get(JOB_STEP) for comparison in judged]
             tests = [step.test for step in steps if step is not None and step.verdict == NOT_TESTED]
             needed = [test.least_launches for test in tests if test.least_launches is not None]  # null: equal values
             if len(needed) == compared:
                 return f"no recommendation: a verdict takes {max(needed)} launches per side"
-            if all(comparison.verdict == "regression" for comparison in self.judged.values()) and compared == count:
+            if all(comparison.verdict == "regression" for comparison in judged) and compared == count:
                 return f"keep the reference: {'both' if count == 2 else f'all {count}'} candidates are slower"
             of = f"{count} candidates" if compared == count else f"{compared} of {count} candidates that were compared"
             return f"keep the reference: none of the {of} is significantly faster"
@@ -301,8 +302,10 @@ def write_candidates(compared: Candidates, path: Path) -> None:
     for side, pair in compared.comparisons.items():  # why it was not compared, or from the reference's step to its own
         sentence, parts = pair, list[Row]()
         if isinstance(pair, Comparison):
-            sentence = (pair.sentence or "no part of the step is certain to have changed.").replace("->", "\u2192")
-            parts = waterfall(known(pair.account))
+            account = known(pair.account)
+            why = f"{pair.verdict}: {pair.verdict_reason}." if pair.verdict in WITHHELD else account and account.reason
+            sentence = pair.sentence or why or "no part of the step is certain to have changed."
+            sentence, parts = sentence.replace("->", "\u2192"), waterfall(account)
         accounts.append((compared.names[side], sentence, parts))
     heading, _, why = compared.conclusion().partition("\n")
     context = {

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from aorta.analysis.compare.verdict import NOT_TESTED, Rules
+from aorta.documents import ABSENT
 from aorta.documents.comparison import ComparedMetric, Comparison, Effect, LaunchTest
 from aorta.documents.dataset import Statistics
 from aorta.documents.formatting import PAGE
-from aorta.report.candidates import Candidates, format_effect
+from aorta.report.candidates import Candidates, format_effect, write_candidates
 from aorta.report.command import overlap_report
 from tests.analysis.builders import partial
 from tests.report.page_states import plan
@@ -57,7 +58,11 @@ def test_a_candidate_that_cannot_be_compared_is_named_with_the_reason():
     )
     assert found.best is None
     assert "none of the 1 of 2 candidates that were compared is" in found.conclusion()
-    assert Candidates(Path(), {}, {"a": "lost"}, Rules()).conclusion().startswith("no recommendation: no candidate")
+    drifted = comparison("not settled", "the candidate: steps get faster", {})
+    for alone in ("lost", drifted):  # of a verdict that is withheld nothing follows
+        assert Candidates(Path(), {}, {"a": alone}, Rules()).conclusion().startswith("no recommendation: no candidate")
+    half = Candidates(Path("plan"), {}, {"a": lost, "b": drifted}, Rules())
+    assert "none of the 1 of 2 candidates that were compared is" in half.conclusion()
     both = Candidates(Path("plan"), {}, {"a": lost, "b": lost}, Rules())
     assert both.conclusion() == "keep the reference: both candidates are slower"
     assert found.as_json()["candidates"][1] == {
@@ -66,6 +71,16 @@ def test_a_candidate_that_cannot_be_compared_is_named_with_the_reason():
         "comparison": None,
         "reason": "different work",
     }
+
+
+def test_of_candidates_whose_verdict_is_withheld_no_part_is_said_to_be_the_same(tmp_path):
+    found = Candidates.read(plan(tmp_path / "plan", 4), Rules())
+    for judged in found.judged.values():
+        judged.verdict, judged.verdict_reason, judged.account = "not settled", "steps get faster", ABSENT
+    write_candidates(found, tmp_path / "report.html")
+    text = text_of((tmp_path / "report.html").read_text())
+    assert "not settled: steps get faster." in text
+    assert "no part of the step is certain" not in text
 
 
 def test_a_plan_has_a_page_with_every_candidate_its_interval_and_its_account(tmp_path, capsys):
