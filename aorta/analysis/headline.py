@@ -167,8 +167,8 @@ def _unlike_mean(comparison: Comparison) -> float | None:
     if step is None or step.quotient is None or account is None or account.reason is not None:
         return None
     few = not comparison.tested or step.verdict == NOT_TESTED
-    mean = account.step if few else next(iter(changes_of(comparison, GUARD) or ()), None)
-    if mean is None or not mean.reference_ms:
+    mean = account.step
+    if not mean.reference_ms or not (few or changes_of(comparison, GUARD)):
         return None
     of_mean, of_median = mean.change_ms / mean.reference_ms, step.quotient - 1
     least = max(_UNLIKE_MEAN * max(abs(of_mean), abs(of_median)), MARGIN if few else 0.0)
