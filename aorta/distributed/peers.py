@@ -162,8 +162,9 @@ class Peers:
             raise PeerFailed(f"rank {self.rank}: {_gone(error)}") from error
 
     def _wait(self, names: list[str], ranks: list[int], what: str) -> None:
+        since = time.monotonic()
+        until = since + self.timeout_s
         try:
-            until = time.monotonic() + self.timeout_s
             while self._go_on is not None and time.monotonic() < until - _SLICE_S:
                 with suppress(dist.DistStoreError):  # they have not come yet
                     return self.store.wait(names, timedelta(seconds=_SLICE_S))
@@ -171,8 +172,9 @@ class Peers:
             self.store.wait(names, timedelta(seconds=max(until - time.monotonic(), _SLICE_S)))
         except (RuntimeError, OSError) as error:
             missing = [rank for rank, name in zip(ranks, names, strict=True) if not self._has(name)]
+            waited_s = round(min(time.monotonic() - since, self.timeout_s), 1)
             raise PeerFailed(
-                f"rank {self.rank} waited {self.timeout_s:g} s for {what!r} from "
+                f"rank {self.rank} waited {waited_s:g} s for {what!r} from "
                 f"{', '.join(f'rank {rank}' for rank in missing) or 'the store'} ({_first_line(error)}); "
                 "ranks that are merely slow to start need a longer timeout_s"
             ) from error
