@@ -269,7 +269,7 @@ def open_ring(
         except BaseException as error:
             ring.progress.end(exit_code(error))
             raise
-        ring.progress.end(0)
+        ring.progress.end(ring.progress.exit_code)
 
 
 def _start_watchdog(folder: RunFolder, topology: Topology, settings: Watchdog) -> None:

@@ -27,7 +27,7 @@ from aorta.config.schema import EmulatedFabric, Sharing, Wording
 from aorta.distributed.output_folder import RUN_ID_FILE, RequestedConfig, RunFolder, occupied, prepare
 from aorta.distributed.peers import Peers, StopAgreement, stop_on_signals
 from aorta.distributed.topology import Topology, backend_for, platform_of
-from aorta.errors import ConfigError, TracesIncomplete
+from aorta.errors import SIGNAL_EXIT_BASE, ConfigError, TracesIncomplete
 from aorta.instrument.emulation.network import EmulatedNetwork, shared_folder
 from aorta.instrument.emulation.stand_in import emulated_ranks as backend_of_ranks
 from aorta.profiling.profiler_plan import Counters
@@ -193,6 +193,7 @@ class TrainingRun:
         if agreement.stopped_by is None:
             run.clocks.at_end(write=in_place)
         else:
+            run.progress.exit_code = SIGNAL_EXIT_BASE + agreement.stopped_by
             run.loggers.hurry()
         ended = "completed" if agreement.stopped_by is None else "signal"
         if in_place:

@@ -191,6 +191,8 @@ class Progress:
     enter: Callable[[str], str]
     """Note that a phase begins; returns the one it interrupts. A name that is not in `PHASES` changes nothing. May be
     set to a compiled function that does the same."""
+    exit_code = 0
+    """Of the recorded part of the program, if no error ends it."""
 
     def __init__(self, words: memoryview, path: Path | None) -> None:
         self.path, self._words = path, words

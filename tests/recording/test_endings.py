@@ -13,6 +13,7 @@ import pytest
 
 from aorta.recording import rank_process, recorded_run
 from aorta.recording import train as training
+from aorta.records.progress import read_progress
 from tests.loop import resolved
 from tests.rank_records import read_rank
 from tests.recording.test_every_strategy import TINY
@@ -155,6 +156,8 @@ def test_a_signal_ends_the_run_after_a_step_and_clocks_are_measured_without_one(
     kept = record(tmp_path)
     assert kept.footer.steps_written == len(kept.steps)
     seen = (code, kept.footer.exit_code, kept.footer.reason, kept.footer.signal)
+    (ring,) = map(read_progress, tmp_path.rglob("rank_0.bin"))
+    assert ring.state.exit_code == code
     if stopped_by:
         assert (seen, footers) == ((143, 143, "signal", "SIGTERM"), [])
     else:  # behind the footer
