@@ -20,6 +20,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from aorta.autopsy.evidence import CollectiveEvidence, GroupEvidence, NumberedCollective, RankState
+from aorta.errors import SIGNAL_EXIT_BASE
 
 _POINT_TO_POINT = ("send", "recv")
 _LOST_A_PEER = (
@@ -150,6 +151,16 @@ class Rank(RankState, kw_only=True, dict=True):
     def finished(self) -> bool:
         """Whether it ended with exit code 0."""
         return self.exit is not None and self.exit.exit_code == 0
+
+    @property
+    def was_asked_to_end(self) -> bool:
+        """Whether it ended itself, as a signal asked it to."""
+        return self.exit is not None and (self.exit.exit_code or 0) >= SIGNAL_EXIT_BASE
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it ended without a word: by SIGKILL, as far as is known."""
+        return self.has_ended and (self.exit is None or self.exit.signal == "SIGKILL")
 
     @property
     def lost_a_peer(self) -> bool:

@@ -80,10 +80,12 @@ def judge(evidence: Iterable[RankEvidence], *, stuck_after_s: float | None = Non
     job = join(evidence)
     case = Case.of(job)
     if job.ranks and not job.missing and all(rank.finished for rank in job.ranks.values()):
+        running = [rank.rank for rank in job.ranks.values() if rank.state in ("running", "stopped")]
+        since = f"what {name_ranks(running)} did since is not recorded"
         return Verdict(
             aorta_version=__version__,
             kind="not_stuck",
-            summary="the run finished normally; nothing to diagnose",
+            summary=f"the run finished normally; {since if running else 'nothing to diagnose'}",
             ranks=[_doing(case, rank) for rank in job.ranks.values()],
             contradictions=list(job.contradictions),
         )
@@ -91,8 +93,8 @@ def judge(evidence: Iterable[RankEvidence], *, stuck_after_s: float | None = Non
     moves = stuck_after_s is not None and any(
         rank.still_s is not None and rank.still_s < stuck_after_s for rank in job.ranks.values() if not rank.gone
     )
-    if moves:
-        slow, late_together = _slow_ranks(case, accused)
+    if stuck_after_s is not None and moves:
+        slow, late_together = _slow_ranks(case, accused, stuck_after_s)
         accused = [charge for charge in accused if charge.rule in _AT_ANY_MOMENT] or slow
         suspects = [] if accused else late_together
         kind: Kind = accused[0].kind if accused else "cannot_decide" if suspects else "not_stuck"
@@ -181,13 +183,15 @@ def _none_begun(case: Case) -> bool:
     )
 
 
-def _slow_ranks(case: Case, accusations: Sequence[Accusation]) -> tuple[list[Accusation], list[int]]:
+def _slow_ranks(
+    case: Case, accusations: Sequence[Accusation], stuck_after_s: float
+) -> tuple[list[Accusation], list[int]]:
     """Return the ranks that hold up a job which makes progress, and suspects where that is not decided.
 
     Of several ranks that are late at once and half of the job or more, none departs from its peers: rather is their
     host busy. `accusations` is what the rules say of the job as if it hung.
     """
-    now = []  # of a rank that just made progress it is not known whether others wait for it
+    now = []  # of a rank that just made progress it is not known whether others wait for it, unless they do so for long
     for charge in accusations:
         rank = case.job.ranks[charge.rank]
         ages = [
@@ -197,9 +201,10 @@ def _slow_ranks(case: Case, accusations: Sequence[Accusation]) -> tuple[list[Acc
             if charge.rank in wait.behind
             and ((own := rank.open(wait.channel)) is None or own.number != wait.collective.number)
         ]
-        still_s = rank.still_s or 0.0
-        if charge.rule == "behind_its_peers" and min(still_s, max(ages, default=0.0)) >= _LONG_WAIT_S:
-            charge.kind = "slow"
+        waited_s = max(ages, default=0.0)
+        late = min(rank.still_s or 0.0, waited_s) >= _LONG_WAIT_S or waited_s >= stuck_after_s
+        if charge.rule == "behind_its_peers" and late:
+            charge.kind, charge.since_s = "slow", max(charge.since_s or 0.0, waited_s)
             now.append(charge)
     if now and (len(now) == 1 or 2 * len(now) < len(case.job.ranks)):
         return now, []

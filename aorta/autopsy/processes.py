@@ -28,7 +28,6 @@ from aorta.autopsy.evidence import (
     ThreadStack,
 )
 from aorta.autopsy.stacks import fatal_ending, stacks_of
-from aorta.errors import SIGNAL_EXIT_BASE
 from aorta.records.clocks import boot_id
 from aorta.records.files import decode_json, open_regular, read_small
 from aorta.records.process import pid_namespace, process_facts
@@ -106,8 +105,7 @@ def progress_evidence(run_folder: Path, *, stacks: bool = False, saved: bool = T
         is_here = _is_on_this_host(facts)
         # Of a clock of another host it is not known how long ago that was.
         seen_ns = seen.looked_ns if is_here and taken_ns - (seen.looked_ns or 0) < _LOOKED_WITHIN_NS else None
-        left = 0 < (loop.exit_code or 0) < SIGNAL_EXIT_BASE  # with an error
-        ended, taken = _exit(run_folder, path, seen) if state == "dead" or left else (None, [])
+        ended, taken = _exit(run_folder, path, seen) if state == "dead" or loop.exit_code is not None else (None, [])
         if stacks and state == "running" and loop.exit_code is None:
             taken = stacks_of(facts, path, stacks_file(path))
         entry = RankEvidence(

@@ -78,9 +78,11 @@ def verdict_on(evidence: Sequence[RankEvidence], *, watched: bool) -> Verdict:
     """Judge evidence. Where it has ages, a rank that moved shortly before shows that nothing is stuck.
 
     Args:
-        watched: the evidence was saved by a watchdog, which has waited already, unless a rank ended.
+        watched: the evidence was saved by a watchdog, which has waited already, unless a process ended or failed.
     """
-    waited = watched and all(entry.state != "dead" and entry.exit is None for entry in evidence)
+    waited = watched and all(
+        entry.state != "dead" and (entry.exit is None or entry.exit.exit_code == 0) for entry in evidence
+    )
     return judge(evidence, stuck_after_s=WATCHED_AFTER_S if waited else STUCK_AFTER_S)
 
 

@@ -21,12 +21,14 @@ from aorta.autopsy.disagreement import Mismatch, conforms, mismatches, passed_by
 from aorta.autopsy.evidence import Accusation, Aspect, CollectiveEvidence, Kind
 from aorta.autopsy.job import Channel, JobEvidence, OpenCollective, Rank, WaitGraph
 from aorta.command_line import name_ranks
-from aorta.errors import SIGNAL_EXIT_BASE
 
 _ASKED_TO_END: Final = ("SIGTERM", "SIGINT", "SIGHUP")
 """Signals with which launchers end the other ranks after one has failed."""
 _GIVING_UP: Final = ("destroy_process_group", "_shutdown_backend", "_abort_process_group")
 """Functions of torch in which a rank gives up its process groups."""
+
+_DISTRIBUTED: Final = "/torch/distributed/distributed_c10d.py:"
+"""In frames that communicate, and may do so in ways that no source counts: `monitored_barrier`."""
 
 
 @dataclass(frozen=True)
@@ -112,31 +114,41 @@ def dead(case: Case, _accused: set[int]) -> Iterator[Accusation]:
     killed: gloo aborts there.
     """
     met = {rank for clash in case.mismatches for rank in clash.issued}
-    for rank in _ended_first(case.job, case.waits.roots):
+    for rank in _ended_first(case.job, case.waits):
         if rank.rank not in met or (rank.exit is not None and rank.exit.signal == "SIGKILL"):
-            reason = f"{'ended' if rank.state == 'dead' else 'is ending'}{rank.exit or ''}"
+            verb = "ended" if rank.state == "dead" else "left its recorded program" if rank.finished else "is ending"
+            reason = f"{verb}{rank.exit or ''}"
             yield case.accusation(rank.rank, "dead", reason, [_last_seen(rank)])
 
 
-def _ended_first(job: JobEvidence, waited_for: Sequence[int]) -> list[Rank]:
+def _ended_first(job: JobEvidence, waits: WaitGraph) -> list[Rank]:
     """Return the ranks that ended by themselves: by a signal that no launcher sends or with an error of their own; else
-    the only one that failed, or those that failed while others run, or those that the running ranks wait for.
+    the only one that failed, or those that failed while others run, or those that others wait for. SIGKILL of all, but
+    for those that had left the others waiting, is a launcher's as well: none of them ended first.
     """
     ended, own = [rank for rank in job.ranks.values() if rank.has_ended], list[Rank]()
+    behind = set().union(*(wait.behind for wait in waits.open))
+    left = [rank for rank in ended if rank.finished and rank.rank in behind]
+    killed = [rank for rank in ended if rank.state == "dead" and rank.is_silent]
+    together = len(left) + len(killed) == len(job.ranks) and len(killed) + len(job.missing) > 1
     for rank in ended:
-        if rank.exit is None or (rank.exit.exit_code or 0) >= SIGNAL_EXIT_BASE:
-            continue  # it ended in order, as a signal asked it to
+        if rank.exit is None or rank.was_asked_to_end:
+            continue
         if rank.exit.signal is not None:
-            own += [rank] if rank.exit.signal not in _ASKED_TO_END else []
+            own += [rank] if rank.exit.signal not in _ASKED_TO_END and not together else []
         elif rank.exit.exception is not None and not rank.lost_a_peer:
             own.append(rank)
     if own or job.missing:  # one of the missing ranks may have ended first
         return own
+    if together:
+        return left
+    awaited = [rank for rank in ended if rank.rank in waits.roots and not rank.lost_a_peer]
     failed = [rank for rank in ended if rank.failed and not rank.lost_a_peer]
     if len(ended) == len(job.ranks):
-        return failed if len(failed) == 1 else []
+        return (failed if len(failed) == 1 else []) if failed else awaited
+    failed = [rank for rank in failed if not (rank.was_asked_to_end and rank.exit and rank.exit.exception is None)]
     by_signal = [rank for rank in failed if rank.exit is not None and rank.exit.signal is not None]
-    return by_signal or failed or [rank for rank in ended if rank.rank in waited_for]
+    return by_signal or failed or awaited
 
 
 def stopped(case: Case, accused: set[int]) -> Iterator[Accusation]:
@@ -282,7 +294,10 @@ def behind_its_peers(case: Case, accused: set[int]) -> Iterator[Accusation]:
         elif own is not None and rank.has_issued(first.channel, first.collective.number):
             kind, reason = "stuck_inside", f"is still in {job.name(first.channel, own)}, which {peers} have finished"
         elif rank.has_ended:
-            reason = f"ended{rank.exit or ''} and has not issued {missing}"
+            left = "left its recorded program"
+            if rank.state == "dead":
+                kind, left = "dead", "ended"
+            reason = f"{left}{rank.exit or ''} and has not issued {missing}"
         elif rank.phase is not None or giving_up is not None:
             kind, reason = "stuck_outside", f"is in {phase_label(rank.phase or giving_up)} and has not issued {missing}"
         elif rank.unresponsive:
@@ -348,13 +363,21 @@ def busy_elsewhere(case: Case, accused: set[int]) -> Iterator[Accusation]:
 
 def nobody_waits(case: Case, accused: set[int]) -> Iterator[Accusation]:
     """Accuse each rank that is in a step, where no rank has a collective open and none makes progress. Assumes that the
-    ages of the evidence are known, and were judged to be long.
+    ages of the evidence are known, and were judged to be long, and that a rank which is in torch.distributed itself
+    waits there for those that are not.
     """
     if accused or case.waits.open or case.job.missing:
         return
-    for rank in case.job.ranks.values():
-        if not rank.gone and rank.phase is not None and rank.still_s is not None:
-            reason = f"is in {phase_label(rank.phase)}; no rank waits in a collective"
+    inside = [rank for rank in case.job.ranks.values() if not rank.gone and rank.phase is not None]
+    waiting = {rank.rank for rank in inside if rank.stacks and _DISTRIBUTED in "".join(rank.stacks[0].frames[:1])}
+    if len(waiting) == len(inside):
+        waiting = set()
+    others = (
+        f"{name_ranks(sorted(waiting))} in a call of torch.distributed" if waiting else "no rank waits in a collective"
+    )
+    for rank in inside:
+        if rank.still_s is not None and rank.rank not in waiting:
+            reason = f"is in {phase_label(rank.phase)}; {others}"
             yield case.accusation(rank.rank, "stuck_outside", reason, [_last_seen(rank)], since_s=_since_s(rank))
 
 

@@ -5,6 +5,7 @@ answer of NCCL's RAS, from a file and over TCP.
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import re
 import socket
@@ -28,6 +29,7 @@ from aorta.autopsy.report import as_json, read_ras, verdict_on, verdict_text
 from aorta.commands import main
 from aorta.errors import InputError
 from aorta.records.clocks import boot_id
+from aorta.records.process import pid_namespace, start_ticks
 from aorta.records.ring_file import RingFile
 from scripts.json_schemas import file_name
 from tests.autopsy.hangs import clipped, ddp, resized, run, stuck_in
@@ -118,8 +120,19 @@ def test_a_run_that_finished_needs_no_diagnosis_whatever_its_ranks_left_open() -
         each.collectives[0].state = "issued"
     text = verdict_text(verdict_on(evidence, watched=False))
     assert text.startswith("not stuck\n  the run finished normally; nothing to diagnose\n")
+    evidence[1].state = "running"
+    assert "finished normally; what rank 1 did since is not" in verdict_on(evidence, watched=False).summary
     evidence[1].exit = None
     assert verdict_on(evidence, watched=False).kind != "not_stuck"
+
+
+@pytest.mark.parametrize("code", [0, 1, 130])
+def test_a_process_that_runs_on_has_left_its_recorded_program(tmp_path: Path, code: int) -> None:
+    facts = structs.replace(progress_facts(0), world_size=1, boot_id=boot_id(), host=socket.gethostname())
+    here = structs.replace(facts, pid=os.getpid(), start_ticks=start_ticks(os.getpid()), pid_namespace=pid_namespace())
+    RingFile.create(tmp_path / "progress" / "rank_0.bin", here).progress.end(code)
+    (one,) = progress_evidence(tmp_path)
+    assert (one.state, one.exit) == ("running", RankExit(exit_code=code))
 
 
 def test_the_json_is_what_its_schema_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

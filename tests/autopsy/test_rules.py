@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from aorta.autopsy.evidence import ProcessState, RankEvidence, RankExit, Verdict
+from aorta.autopsy.evidence import ProcessState, RankEvidence, RankExit, ThreadStack, Verdict
 from aorta.autopsy.judge import judge
 from aorta.autopsy.report import verdict_on
 from aorta.distributed.peers import Peers
@@ -204,7 +204,58 @@ def test_those_who_end_because_of_another_are_not_the_cause(
     for one in evidence[:3]:
         one.state, one.exit = state, others
         one.collectives = [replace(op, state="completed") for op in one.collectives]  # as those are that fail
-    assert [one.rank for one in judge(evidence).culprits] == [3]
+    assert [(one.rank, one.kind) for one in judge(evidence).culprits] == [(3, "dead")]
+
+
+def test_of_ranks_that_were_all_killed_none_ended_first_but_one_that_left_before() -> None:
+    evidence = run(ddp(3), {1: stuck_in("data")})
+    for one in evidence:
+        one.state, one.exit = "dead", KILLED if one.rank else None  # of one nothing tells how it ended
+    verdict = judge(evidence)
+    assert (verdict.kind, verdict.culprits, verdict.waits[0].for_ranks) == ("cannot_decide", [], [1])
+    evidence[1].exit = RankExit(exit_code=0)
+    assert [(one.rank, one.kind) for one in judge(evidence).culprits] == [(1, "dead")]
+    evidence[0].exit, evidence[1].exit = LOST_IT, None  # and what is not known of rank 2 changes nothing
+    assert [(one.rank, one.kind) for one in judge(evidence[:2]).culprits] == [(1, "dead")]
+
+
+def test_a_rank_that_a_signal_asked_to_end_is_accused_only_where_others_wait_for_it() -> None:
+    for faults, accused in (({1: stuck_in("data")}, [1]), (dict.fromkeys(range(3), stuck_in("data")), [])):
+        evidence = run(ddp(3), faults)
+        for one in evidence:
+            one.progress_ns = one.taken_ns
+        evidence[1].state, evidence[1].exit = "dead", RankExit(signal="SIGTERM", exit_code=143)
+        assert [one.rank for one in judge(evidence, stuck_after_s=10).culprits] == accused
+
+
+def test_a_watchdog_has_waited_also_where_a_rank_left_its_loop_in_order_meanwhile() -> None:
+    evidence = run(ddp(3), {1: stuck_in("data")})
+    for one in evidence:
+        one.taken_ns = (one.progress_ns or 0) + 3_000_000_000
+    evidence[1].exit = RankExit(exit_code=0)
+    verdict = verdict_on(evidence, watched=True)
+    assert [one.rank for one in verdict.culprits] == [1]
+    assert verdict.summary.startswith("rank 1 left its recorded program with exit code 0; ranks 0, 2 wait")
+    evidence[1].exit = RankExit(exit_code=130)  # its process still ends
+    assert [one.rank for one in verdict_on(evidence, watched=True).culprits] == [1]
+
+
+def test_a_rank_that_others_wait_for_is_named_though_a_thread_of_it_communicates() -> None:
+    evidence = run(ddp(3), {1: stuck_in("data")})
+    evidence[1].progress_ns = evidence[1].phase_since_ns = evidence[1].taken_ns
+    (one,) = judge(evidence, stuck_after_s=10).culprits
+    assert (one.rank, one.kind, one.since_s) == (1, "slow", 63)
+
+
+def test_ranks_in_a_call_that_nobody_counts_wait_for_those_that_are_not() -> None:
+    evidence = run(ddp(3), dict.fromkeys(range(3), stuck_in("forward")))
+    barrier = ThreadStack(name="main", frames=("/lib/torch/distributed/distributed_c10d.py:7 monitored_barrier",))
+    evidence[0].stacks = evidence[2].stacks = [barrier]
+    verdict = judge(evidence)
+    assert [one.rank for one in verdict.culprits] == [1]
+    assert "is in forward; ranks 0, 2 in a call of torch.distributed" in verdict.summary
+    evidence[1].stacks = [barrier]
+    assert [one.rank for one in judge(evidence).culprits] == [0, 1, 2]
 
 
 def test_ranks_that_are_all_stuck_by_themselves_are_all_accused() -> None:
