@@ -33,7 +33,7 @@ from aorta.autopsy.flight_recorder import no_evidence, read_dumps
 from aorta.autopsy.judge import judge
 from aorta.autopsy.processes import progress_evidence
 from aorta.command_line import name_ranks, rounded_time
-from aorta.errors import InputError
+from aorta.errors import SIGNAL_EXIT_BASE, InputError
 from aorta.records.files import SMALL_BYTES, decode_json, json_text, read_small, write_whole
 from aorta.records.progress import PROGRESS_DIR
 from aorta.records.run_files import AUTOPSY_DIR
@@ -80,10 +80,15 @@ def verdict_on(evidence: Sequence[RankEvidence], *, watched: bool) -> Verdict:
     Args:
         watched: the evidence was saved by a watchdog, which has waited already, unless a process ended or failed.
     """
-    waited = watched and all(
-        entry.state != "dead" and (entry.exit is None or entry.exit.exit_code == 0) for entry in evidence
-    )
+    waited = watched and not any(map(_is_reported_at_once, evidence))
     return judge(evidence, stuck_after_s=WATCHED_AFTER_S if waited else STUCK_AFTER_S)
+
+
+def _is_reported_at_once(entry: RankEvidence) -> bool:
+    """Return whether the process ended or failed, but not in order or as a signal asked it to."""
+    code = None if entry.exit is None else entry.exit.exit_code
+    asked = (code or 0) >= SIGNAL_EXIT_BASE
+    return not asked and (entry.state == "dead" or (entry.exit is not None and code != 0))
 
 
 def has_saved_evidence(folder: Path) -> bool:

@@ -146,7 +146,7 @@ def _ended_first(job: JobEvidence, waits: WaitGraph) -> list[Rank]:
     failed = [rank for rank in ended if rank.failed and not rank.lost_a_peer]
     if len(ended) == len(job.ranks):
         return (failed if len(failed) == 1 else []) if failed else awaited
-    failed = [rank for rank in failed if not (rank.was_asked_to_end and rank.exit and rank.exit.exception is None)]
+    failed = [rank for rank in failed if not rank.was_asked_to_end]
     by_signal = [rank for rank in failed if rank.exit is not None and rank.exit.signal is not None]
     return by_signal or failed or awaited
 

@@ -219,12 +219,13 @@ def test_of_ranks_that_were_all_killed_none_ended_first_but_one_that_left_before
     assert [(one.rank, one.kind) for one in judge(evidence[:2]).culprits] == [(1, "dead")]
 
 
-def test_a_rank_that_a_signal_asked_to_end_is_accused_only_where_others_wait_for_it() -> None:
+@pytest.mark.parametrize("exception", [None, "KeyboardInterrupt"])
+def test_a_rank_that_a_signal_asked_to_end_is_accused_only_where_others_wait_for_it(exception: str | None) -> None:
     for faults, accused in (({1: stuck_in("data")}, [1]), (dict.fromkeys(range(3), stuck_in("data")), [])):
         evidence = run(ddp(3), faults)
         for one in evidence:
             one.progress_ns = one.taken_ns
-        evidence[1].state, evidence[1].exit = "dead", RankExit(signal="SIGTERM", exit_code=143)
+        evidence[1].state, evidence[1].exit = "dead", RankExit(exit_code=130, exception=exception)
         assert [one.rank for one in judge(evidence, stuck_after_s=10).culprits] == accused
 
 
@@ -237,6 +238,9 @@ def test_a_watchdog_has_waited_also_where_a_rank_left_its_loop_in_order_meanwhil
     assert [one.rank for one in verdict.culprits] == [1]
     assert verdict.summary.startswith("rank 1 left its recorded program with exit code 0; ranks 0, 2 wait")
     evidence[1].exit = RankExit(exit_code=130)  # its process still ends
+    assert [one.rank for one in verdict_on(evidence, watched=True).culprits] == [1]
+    evidence[1].exit = None
+    evidence[0].state, evidence[0].exit = "dead", RankExit(exit_code=130, exception="KeyboardInterrupt")
     assert [one.rank for one in verdict_on(evidence, watched=True).culprits] == [1]
 
 
