@@ -248,7 +248,7 @@ def predict_from(base: Base, changes: Sequence[Change]) -> Prediction:
         rank_steps=len(measured.step),
         launch_ms=_value(times.job_step_ms(), np.arange(len(base.program.steps)), wrong_by[0]),
         real_network=base.program.network is None,
-        queued=_queued(base.program),
+        queued=_queued(base.program) and [*changes] != [FREE],  # where nothing is transferred nothing queues
     )
     if any(isinstance(change, WorldSize) for change in changes):
         # Intervals hold while the larger world's network is within `LAW_BOUND` of its formula.
@@ -359,9 +359,9 @@ def gains(
             the replay takes lateness away that the test over steps takes for chance.
     """
     program, step_ms = base.program, base.identity.replayed_ms
-    upper_bound = program.network is None and not _queued(program)
 
     def entry(what: _What, name: str, change: str | None, gains_ms: Floats, notes: Sequence[str] = ()) -> GainEntry:
+        upper_bound = program.network is None and (change == FREE.text or not _queued(program))
         gain = gain_of(gains_ms, base.identity.missed_ms + STATED_ERROR * abs(float(np.median(gains_ms))))
         share = gain.value / step_ms
         sentence = f"{name}: {'at most ' if upper_bound else ''}{rough_interval(gain.value, gain.low, gain.high)}"

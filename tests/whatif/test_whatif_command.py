@@ -116,7 +116,9 @@ def test_on_a_real_network_a_prediction_is_an_upper_bound_unless_collectives_que
         return " ".join(capsys.readouterr().out.split())
 
     listed = json.loads(said("--json"))
-    for entry in listed["gains"] + listed["bounds"]:
+    free = listed["bounds"][0]
+    assert (free["name"], free["upper_bound"]) == ("all communication free", True)
+    for entry in [*listed["gains"], *listed["bounds"][1:]]:
         assert (entry["upper_bound"], ": at most " in entry["sentence"]) == (upper_bound, upper_bound)
     faster, later = ("--set", "network.bandwidth=x2"), ("--set", "rank.1.late_ms=9")
     predicted = json.loads(said(*faster, "--json"))
