@@ -186,7 +186,7 @@ def test_a_group_that_is_destroyed_ends_its_threads_at_once() -> None:
     counts()
     assert set(threads.iterdir()) > before
     dist.destroy_process_group(all_groups()[1])
-    assert set(threads.iterdir()) <= before
+    until(lambda: set(threads.iterdir()) <= before)  # the kernel lists a thread a little longer than it runs
 
 
 def test_a_world_that_is_made_again_is_seen_again() -> None:
